@@ -1,0 +1,1 @@
+"""Background shell tasks for AI agents, served over MCP."""

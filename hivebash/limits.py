@@ -1,0 +1,76 @@
+"""Every number of the daemon: its name, unit, default, and why it is that.
+
+Rank 0: no I/O, no Twisted.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+SECONDS: Final = 1.0
+DAYS: Final = 86_400 * SECONDS
+KIB: Final = 1024
+MIB: Final = 1024 * KIB
+
+LISTEN: Final = "tcp:8712:interface=127.0.0.1"
+"""Endpoint string: loopback only, on a port of its own."""
+
+MAX_RUNNING: Final = 64
+"""Tasks. More than an agent starts on purpose, fewer than what exhausts a container's process slots."""
+
+KILL_GRACE: Final = 5 * SECONDS
+"""Between a polite signal and SIGKILL: most programs clean up within it, and nobody waits long for the rest."""
+
+KEEP_COUNT: Final = 1000
+"""Finished tasks. A day of a busy agent."""
+
+KEEP_DAYS: Final = 7.0
+"""Days. A week's work stays readable."""
+
+PRUNE_INTERVAL: Final = 3600 * SECONDS
+"""Between two looks for tasks that grew older than KEEP_DAYS; the count is looked at with each end."""
+
+PRUNE_BATCH: Final = 200
+"""Tasks forgotten in one turn of the reactor: two unlinks each, so a few milliseconds."""
+
+WAIT_DEFAULT: Final = 3 * SECONDS
+"""``wait_seconds`` of run when it is not given: most commands are over by then."""
+
+WAIT_MAX: Final = 30 * SECONDS
+"""The longest inline wait. Below the shortest request limit that clients are known to have (60 s)."""
+
+PROGRESS_INTERVAL: Final = 1 * SECONDS
+"""Between two progress notifications during a wait."""
+
+TAIL_BYTES: Final = 4 * KIB
+"""Of each stream in an answer, UTF-8: what an agent can read without losing its context to it."""
+
+TAIL_WINDOW: Final = 64 * KIB
+"""Read from the end of a file to make a tail: progress bars write many times what they show."""
+
+CMD_SHOWN: Final = 200
+"""Characters of the command in an answer."""
+
+CMD_IN_TABLE: Final = 80
+"""Characters of the command in a line of the table."""
+
+ARGUMENT_MAX: Final = 131_072
+"""Bytes: Linux refuses one argument of this length or more (MAX_ARG_STRLEN, execve(2)), its final NUL counted."""
+
+REQUEST_BODY: Final = 4 * MIB
+"""Bytes of one POST: a command of a few megabytes passes, a mistake does not fill the memory."""
+
+TABLE_ACTIVE: Final = 50
+"""Pending and running tasks in the table of ``status()``."""
+
+TABLE_FINISHED: Final = 10
+"""Newest finished tasks in the table of ``status()``."""
+
+STORE_RETRY: Final = 1 * SECONDS
+"""Between two tries to write an end down while the disk refuses it."""
+
+STOP_MARGIN: Final = 1 * SECONDS
+"""On top of the kill grace until a stopping daemon gives up on a process that SIGKILL does not end."""
+
+ANSWER_MARGIN: Final = 0.5 * SECONDS
+"""A stopping daemon lets answers that are ready be written for this long."""

@@ -1,0 +1,173 @@
+"""What a client sent → a request, or one sentence of refusal.
+
+Rank 1: no I/O, no Twisted. Clients are language models: a number may come as a numeric string, an optional argument
+as null, and nearly anything by mistake; the sentence names the argument and what it takes.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Collection, Mapping
+
+import attrs
+
+from hivebash import limits
+from hivebash.task import NAME_MAX, valid_name
+
+Arguments = Mapping[str, object]
+
+RUN_ARGUMENTS = ("cmd", "timeout_secs", "wait_seconds", "name")
+STATUS_ARGUMENTS = ("id", "wait_seconds")
+KILL_ARGUMENTS = ("id", "force")
+
+_NUMBER = re.compile(r"(?:[0-9]+(?:\.[0-9]*)?|\.[0-9]+)(?:[eE][+-]?[0-9]+)?")
+_SHOWN = 60
+
+
+class Refusal(Exception):  # noqa: N818 - a refusal is an answer
+    """Raised if a request cannot be carried out. Its text is one sentence that the agent can act on."""
+
+
+@attrs.frozen
+class Wait:
+    """How long an answer may wait for a task's end."""
+
+    seconds: float
+    """At most ``limits.WAIT_MAX``."""
+    capped: bool = False
+    """Whether more was asked for."""
+
+
+@attrs.frozen
+class Run:
+    """Start ``cmd``; the answer waits for its end."""
+
+    cmd: str
+    timeout_secs: float | None = None
+    wait: Wait = Wait(limits.WAIT_DEFAULT)
+    name: str | None = None
+
+
+@attrs.frozen
+class Status:
+    """Tell about one task, or with no ``id`` about all there are."""
+
+    id: str | None = None
+    wait: Wait = Wait(0.0)
+
+
+@attrs.frozen
+class Kill:
+    """End a task: politely, or with force."""
+
+    id: str
+    force: bool = False
+
+
+def parse_run(arguments: Arguments) -> Run:
+    """The request in the arguments of the run tool.
+
+    Raises Refusal: unknown argument; cmd missing, blank, or with what bash cannot be given; a bad number or name.
+    """
+    _only("run", arguments, RUN_ARGUMENTS)
+    return Run(
+        cmd=_command(arguments.get("cmd")),
+        timeout_secs=_seconds(arguments, "timeout_secs"),
+        wait=_wait(arguments, limits.WAIT_DEFAULT),
+        name=_name(arguments.get("name")),
+    )
+
+
+def parse_status(arguments: Arguments) -> Status:
+    """The request in the arguments of the status tool. Raises Refusal: unknown argument, bad id or number."""
+    _only("status", arguments, STATUS_ARGUMENTS)
+    given = arguments.get("id")
+    return Status(None if given is None else _id(given), _wait(arguments, 0.0))
+
+
+def parse_kill(arguments: Arguments) -> Kill:
+    """The request in the arguments of the kill tool. Raises Refusal: unknown argument, id missing, bad values."""
+    _only("kill", arguments, KILL_ARGUMENTS)
+    force = arguments.get("force")
+    if force is not None and not isinstance(force, bool):
+        raise Refusal(f"force takes true or false, not {_show(force)}.")
+    return Kill(_id(arguments.get("id")), bool(force))
+
+
+def _only(tool: str, arguments: Arguments, known: Collection[str]) -> None:
+    unknown = [name for name in arguments if name not in known]
+    if unknown:
+        raise Refusal(f"{tool} has no argument {_show(unknown[0])}; it takes {', '.join(known)}.")
+
+
+def _command(value: object) -> str:
+    if value is None:
+        raise Refusal("cmd is missing: give the shell command as a string.")
+    if not isinstance(value, str):
+        raise Refusal(f"cmd takes the shell command as a string, not {_show(value)}.")
+    if not value.strip():
+        raise Refusal("cmd is blank: give a shell command.")
+    if "\0" in value:
+        raise Refusal("cmd has a NUL character or a lone surrogate (half a character), which bash cannot be given.")
+    try:
+        value.encode()
+    except UnicodeEncodeError:
+        raise Refusal("cmd has a lone surrogate (half a character), which bash cannot be given.") from None
+    return value
+
+
+def _id(value: object) -> str:
+    if value is None:
+        raise Refusal("id is missing: give a task's id; status without id lists them.")
+    if not isinstance(value, str):
+        raise Refusal(f"id takes a task's id as a string, not {_show(value)}.")
+    if not valid_name(value):
+        raise Refusal(f"id {_show(value)} cannot be a task's id: those are 1 to {NAME_MAX} of a-z, 0-9 and -.")
+    return value
+
+
+def _name(value: object) -> str | None:
+    if value is None:
+        return None
+    if not isinstance(value, str) or not valid_name(value):
+        raise Refusal(f"name takes 1 to {NAME_MAX} of a-z, 0-9 and -, not {_show(value)}.")
+    return value
+
+
+def _wait(arguments: Arguments, default: float) -> Wait:
+    seconds = _seconds(arguments, "wait_seconds")
+    if seconds is None:
+        return Wait(default)
+    return Wait(min(seconds, limits.WAIT_MAX), capped=seconds > limits.WAIT_MAX)
+
+
+def _seconds(arguments: Arguments, name: str) -> float | None:
+    value = arguments.get(name)
+    if value is None:
+        return None
+    seconds = _number(value)
+    if seconds is None or not math.isfinite(seconds) or seconds < 0:
+        raise Refusal(f"{name} takes a number of seconds, 0 or more, not {_show(value)}.")
+    return seconds
+
+
+def _number(value: object) -> float | None:
+    if isinstance(value, bool):
+        return None
+    if isinstance(value, str):
+        return float(value) if _NUMBER.fullmatch(value) else None
+    if isinstance(value, int | float):
+        try:
+            return float(value)
+        except OverflowError:
+            return None
+    return None
+
+
+def _show(value: object) -> str:
+    """The value as the client wrote it, near enough, short and in ASCII."""
+    if isinstance(value, int) and not isinstance(value, bool) and value.bit_length() > _SHOWN:
+        return "a number that large"
+    shown = {True: "true", False: "false"}[value] if isinstance(value, bool) else ascii(value)
+    return shown if len(shown) <= _SHOWN else shown[: _SHOWN - 3] + "..."

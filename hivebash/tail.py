@@ -1,0 +1,93 @@
+"""Bytes of output → the last 4 KiB as a terminal would show them.
+
+Rank 0: no I/O, no Twisted. The rules: what is cut off at the front never leaves half a character or half an
+escape sequence behind; ``\\r`` and backspace overwrite; escape sequences and other controls are gone; the result
+is never longer than asked once it is UTF-8.
+"""
+
+from __future__ import annotations
+
+import re
+
+# ECMA-48 control functions: CSI with parameter, intermediate and final bytes; the string sequences (OSC, DCS, SOS,
+# PM, APC) up to ST or BEL; two-character and charset escapes. A sequence that the end of the text cuts counts too.
+_ESCAPE = re.compile(
+    r"(?:\x1b\[|\x9b)[0-?]*[ -/]*(?:[@-~]|$)"
+    r"|(?:\x1b[\]PX^_]|[\x90\x98\x9d-\x9f])[^\x07\x1b\x9c]*(?:\x07|\x1b\\|\x9c|(?=\x1b)|$)"
+    r"|\x1b[ -/]*(?:[0-~]|$)"
+    r"|\x1b"
+)
+_ERASE_LINE = re.compile(r"(?:\x1b\[|\x9b)([0-2]?)K")
+_CONTROL = re.compile(r"[\x01-\x07\x0b\x0c\x0e-\x1f\x7f-\x9f]")
+_NEEDS_CURSOR = re.compile(r"[\r\x08]")
+_CURSOR_PARTS = re.compile(r"\r|\x08|\ufdd0[0-2]|[^\r\x08\ufdd0]+")
+_ERASE_MARK = "\ufdd0"
+"""Stands for an erase-line while the other sequences are removed: a noncharacter, so no text has it by right."""
+
+
+def tail(data: bytes, limit: int, *, cut: bool = False) -> str:
+    """The end of ``data`` as a terminal would show it: at most ``limit`` bytes of UTF-8.
+
+    ``cut`` says that ``data`` itself is only the end of a longer output: then its first bytes may belong to a
+    character, and its first line to a line, that began before.
+    """
+    if cut:
+        newline = data.find(b"\n") + 1
+        # A whole line to begin with, where enough is left; else at least a whole character.
+        data = data[newline if newline and len(data) - newline >= limit else _continuation(data) :]
+    text = data.decode("utf-8", "replace")
+    if not text.isprintable():
+        text = _shown(text)
+    return clip_start(text, limit)
+
+
+def _continuation(data: bytes) -> int:
+    """How many bytes at the front of ``data`` can only be the rest of a character."""
+    count = 0
+    while count < min(3, len(data)) and data[count] & 0xC0 == 0x80:
+        count += 1
+    return count
+
+
+def clip_start(text: str, limit: int) -> str:
+    """The end of ``text`` that fits into ``limit`` bytes of UTF-8, cut at a character."""
+    encoded = text.encode("utf-8", "replace")
+    if len(encoded) <= limit:
+        return text
+    encoded = encoded[len(encoded) - limit :]
+    return encoded[_continuation(encoded) :].decode("utf-8")
+
+
+def _shown(text: str) -> str:
+    text = text.replace("\x00", "\N{REPLACEMENT CHARACTER}").replace(_ERASE_MARK, "\N{REPLACEMENT CHARACTER}")
+    if "\x1b" in text or "\x9b" in text or _CONTROL.search(text):
+        text = _ERASE_LINE.sub(lambda match: _ERASE_MARK + (match[1] or "0"), text)
+        text = _CONTROL.sub("", _ESCAPE.sub("", text))
+    if _NEEDS_CURSOR.search(text) or _ERASE_MARK in text:
+        text = "\n".join(_overwritten(line) for line in text.split("\n"))
+    return text
+
+
+def _overwritten(line: str) -> str:
+    """One line after its carriage returns, backspaces and erasures, as it stands at the end."""
+    if not _NEEDS_CURSOR.search(line) and _ERASE_MARK not in line:
+        return line
+    shown: list[str] = []
+    column = 0
+    for part in _CURSOR_PARTS.findall(line):
+        if part == "\r":
+            column = 0
+        elif part == "\x08":
+            column = max(0, column - 1)
+        elif part[0] == _ERASE_MARK:
+            if part[1] == "0":
+                del shown[column:]
+            elif part[1] == "1":
+                shown[:column] = [" "] * column
+            else:
+                shown = [" "] * column
+        else:
+            shown.extend(" " * (column - len(shown)))
+            shown[column : column + len(part)] = part
+            column += len(part)
+    return "".join(shown).rstrip(" ") if _ERASE_MARK in line else "".join(shown)

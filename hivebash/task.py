@@ -1,0 +1,175 @@
+"""What is known of a task: frozen values, the states, and the rules for ids.
+
+Rank 0: no I/O, no Twisted.
+"""
+
+from __future__ import annotations
+
+import enum
+import re
+import signal
+
+import attrs
+
+NAME_MAX = 63
+_NAME = re.compile(r"[a-z0-9-]{1,63}")
+
+
+def valid_name(name: str) -> bool:
+    """Whether ``name`` may be a task's id: 1 to 63 of lowercase ASCII letters, digits and hyphens."""
+    return _NAME.fullmatch(name) is not None
+
+
+class State(enum.StrEnum):
+    """Where a task is in its life. The last four are final and never change."""
+
+    PENDING = "pending"
+    RUNNING = "running"
+    DONE = "done"
+    TIMED_OUT = "timed_out"
+    INTERRUPTED = "interrupted"
+    KILLED = "killed"
+
+    @property
+    def final(self) -> bool:
+        return self not in (State.PENDING, State.RUNNING)
+
+
+class Cause(enum.StrEnum):
+    """Why the daemon ended a task, or could not start it. A task that ended by itself has none."""
+
+    KILL = "kill"
+    """Somebody asked for it with the kill tool."""
+    TIME_LIMIT = "time_limit"
+    """Its own ``timeout_secs`` were over."""
+    DAEMON_STOPPED = "daemon_stopped"
+    """The daemon was told to stop."""
+    DAEMON_DIED = "daemon_died"
+    """The daemon was gone without a stop; found by its successor."""
+    COULD_NOT_START = "could_not_start"
+    """There never was a process."""
+
+
+@attrs.frozen
+class Exit:
+    """How the leader ended, as wait(2) told it. At most one of the two is set; neither: it is not known."""
+
+    code: int | None = None
+    """0 to 255, when it exited by itself."""
+    signal: int | None = None
+    """The number of the signal that ended it."""
+
+    @property
+    def signal_name(self) -> str | None:
+        """``"SIGKILL"`` and the like; ``"SIGRTMIN+3"`` where the number has no name of its own."""
+        return None if self.signal is None else signal_name(self.signal)
+
+
+def signal_name(number: int) -> str:
+    """The name of a signal as signal(7) writes it."""
+    try:
+        return signal.Signals(number).name
+    except ValueError:
+        return f"SIGRTMIN+{number - signal.SIGRTMIN}"
+
+
+@attrs.frozen
+class End:
+    """A task's end, decided once by the lifecycle."""
+
+    state: State
+    exit: Exit = Exit()
+    cause: Cause | None = None
+    detail: str = ""
+    """For COULD_NOT_START: what was in the way."""
+
+
+@attrs.frozen
+class Identity:
+    """One process, told apart from any later one with the same pid."""
+
+    pid: int
+    start_time: int
+    """Clock ticks between boot and its start: field 22 of ``/proc/PID/stat``, proc(5)."""
+    boot_id: str
+    """``/proc/sys/kernel/random/boot_id``: the boot these ticks count from."""
+
+
+@attrs.frozen
+class Task:
+    """One task as it is kept on disk. Changes make a new value with ``attrs.evolve``."""
+
+    id: str
+    cmd: str
+    submitted_at: float
+    """Seconds since the epoch, to show only."""
+    timeout_secs: float | None = None
+    state: State = State.PENDING
+    asked: Cause | None = None
+    """What will be the cause of its end, from the moment somebody asked for it."""
+    leader: Identity | None = None
+    started_clock: float | None = None
+    """Seconds on the monotonic clock of the leader's boot."""
+    duration_secs: float | None = None
+    """Running time in all; None until the end."""
+    finished_at: float | None = None
+    """Seconds since the epoch."""
+    exit: Exit = Exit()
+    cause: Cause | None = None
+    detail: str = ""
+
+    def ended(self, end: End, *, duration_secs: float, finished_at: float) -> Task:
+        """This task with its end."""
+        return attrs.evolve(
+            self,
+            state=end.state,
+            exit=end.exit,
+            cause=end.cause,
+            detail=end.detail,
+            duration_secs=duration_secs,
+            finished_at=finished_at,
+        )
+
+    @property
+    def could_not_start(self) -> bool:
+        return self.cause is Cause.COULD_NOT_START
+
+
+@attrs.frozen
+class Stream:
+    """One output file of a task."""
+
+    path: str
+    """Absolute."""
+    size: int
+    """Bytes in the file."""
+    tail: str | None = None
+    """Its end as a terminal would show it; None where it was not asked for."""
+
+
+@attrs.frozen
+class Snapshot:
+    """One task as it is at a moment."""
+
+    task: Task
+    duration_secs: float
+    """Running time so far, or in all."""
+    processes: int
+    """Live processes that belong to it, the leader among them."""
+    stdout: Stream
+    stderr: Stream
+
+
+@attrs.frozen
+class KillReport:
+    """What a kill really did."""
+
+    id: str
+    state: State
+    """After it."""
+    sent: str | None
+    """The name of the signal, or None where there was nothing to signal."""
+    processes: int
+    """How many processes were there to get it."""
+    cancelled: bool = False
+    """Whether the task was pending and will never start."""
