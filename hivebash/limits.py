@@ -48,6 +48,9 @@ TAIL_BYTES: Final = 4 * KIB
 TAIL_WINDOW: Final = 64 * KIB
 """Read from the end of a file to make a tail: progress bars write many times what they show."""
 
+ID_LENGTH: Final = 8
+"""Hex digits of a fresh id: short to read and write, and a collision is looked for."""
+
 CMD_SHOWN: Final = 200
 """Characters of the command in an answer."""
 
@@ -74,3 +77,18 @@ STOP_MARGIN: Final = 1 * SECONDS
 
 ANSWER_MARGIN: Final = 0.5 * SECONDS
 """A stopping daemon lets answers that are ready be written for this long."""
+
+LOOK_FIRST: Final = 0.02 * SECONDS
+"""Until the first look whether signalled processes are gone; each next pause is twice as long, up to LOOK_MAX."""
+
+LOOK_MAX: Final = 0.5 * SECONDS
+"""The longest pause between two such looks."""
+
+KILL_ROUNDS: Final = 8
+"""Looks for processes that were forked during SIGKILL, in one turn of the reactor."""
+
+KILL_GIVE_UP: Final = 30 * SECONDS
+"""After this long with SIGKILL a process waits in the kernel, and no further signal changes that."""
+
+TIMEOUT_MAX: Final = 10 * 365 * DAYS
+"""A longer ``timeout_secs`` is no limit: timers and formats need not bear every float."""

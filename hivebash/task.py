@@ -103,6 +103,8 @@ class Task:
     cmd: str
     submitted_at: float
     """Seconds since the epoch, to show only."""
+    mark: str = ""
+    """Borne by its processes in their environment, and by those of no other run: ids can be used again."""
     timeout_secs: float | None = None
     state: State = State.PENDING
     asked: Cause | None = None
@@ -161,15 +163,23 @@ class Snapshot:
 
 
 @attrs.frozen
+class Sent:
+    """A signal that was sent."""
+
+    signal: str
+    """Its name."""
+    processes: int
+    """How many processes got it."""
+
+
+@attrs.frozen
 class KillReport:
     """What a kill really did."""
 
     id: str
     state: State
     """After it."""
-    sent: str | None
-    """The name of the signal, or None where there was nothing to signal."""
-    processes: int
-    """How many processes were there to get it."""
+    sent: Sent | None = None
+    """None where there was nothing to signal."""
     cancelled: bool = False
     """Whether the task was pending and will never start."""

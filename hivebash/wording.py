@@ -120,13 +120,14 @@ def kill_text(report: KillReport, grace: float) -> str:
         return f"{report.id}: cancelled before it started."
     ended = report.state.final
     had_ended = f"{report.id} had already ended ({report.state})" if ended else report.id
-    if report.sent is None:
+    sent = report.sent
+    if sent is None:
         return f"{had_ended}: nothing to signal."
     left = " that it left running" if ended else ""
-    text = f"{had_ended}: sent {report.sent} to {_count(report.processes, 'process', 'processes')}{left}."
-    if report.sent == "SIGINT" and report.processes > 1:
+    text = f"{had_ended}: sent {sent.signal} to {_count(sent.processes, 'process', 'processes')}{left}."
+    if sent.signal == "SIGINT" and sent.processes > 1:
         text += " Children started with & ignore SIGINT; they are ended after their leader."
-    if report.sent == "SIGTERM":
+    if sent.signal == "SIGTERM":
         text += f" SIGKILL follows after {number(grace)} s."
     return text
 
@@ -163,7 +164,8 @@ def _headline(snapshot: Snapshot) -> str:
     if task.state is not State.PENDING and not task.could_not_start:
         parts.append(f"{number(snapshot.duration_secs)} s")
     if task.state.final and snapshot.processes:
-        parts.append(f"{_count(snapshot.processes, 'process', 'processes')} left running")
+        still = "left running" if task.state is State.DONE else "being ended"
+        parts.append(f"{_count(snapshot.processes, 'process', 'processes')} {still}")
     elif snapshot.processes > 1:
         parts.append(f"{snapshot.processes} processes")
     return ", ".join(parts)
@@ -181,7 +183,8 @@ def _streams(snapshot: Snapshot) -> list[str]:
     if not snapshot.stdout.size and not snapshot.stderr.size:
         if snapshot.task.state is State.PENDING or snapshot.task.could_not_start:
             return []
-        return ["no output" if snapshot.task.state.final and not snapshot.processes else "no output so far"]
+        # A program may hold its output back, so of one that still runs only the files are spoken of.
+        return ["no output" if snapshot.task.state.final and not snapshot.processes else "0 bytes of output so far"]
     lines: list[str] = []
     for name, stream in (("stdout", snapshot.stdout), ("stderr", snapshot.stderr)):
         if stream.size:

@@ -1,0 +1,127 @@
+"""The seams: what has more than one side, in production or in a test. The table of contents.
+
+Rank 2. Deferreds and values only; whoever implements one of these is rank 3 or a test's fake.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+
+from twisted.internet.defer import Deferred
+from zope.interface import Attribute, Interface
+
+from hivebash.retention import Finished
+from hivebash.task import Exit, Identity, Stream, Task
+
+
+class CannotStart(Exception):  # noqa: N818 - the end of one task, not an error of the daemon
+    """Raised if there can be no leader. Its text says what was in the way, and fits after "could not start: "."""
+
+
+class StoreError(Exception):
+    """Raised if the disk did not take a change. Its text is the reason, without a full stop."""
+
+
+class IProcess(Interface):
+    """One leader that was started."""
+
+    identity: Identity = Attribute("Which process it is.")
+    ended: Deferred[Exit] = Attribute(
+        "Fires once it has ended and was reaped, never before the call of IProcesses.spawn that made it has returned; "
+        "never fails."
+    )
+
+
+class IProcesses(Interface):
+    """Starts leaders."""
+
+    def spawn(words: Sequence[str], task_id: str, mark: str, stdout: int, stderr: int) -> IProcess:
+        """Start ``bash`` with ``words``, in a session and process group of its own.
+
+        ``stdout`` and ``stderr`` are open descriptors; they become 1 and 2 and stay the caller's to close. ``task_id``
+        and ``mark`` go into its environment.
+
+        Raises CannotStart.
+        """
+
+
+class IReach(Interface):
+    """All processes of a task, and signals to them."""
+
+    boot_id: str = Attribute("The boot of all that is identified here.")
+
+    def identify(pid: int) -> Identity | None:
+        """Which process has ``pid`` now, a zombie too; None: none has."""
+
+    def members(leader: Identity | None, mark: str, known: Iterable[Identity]) -> Sequence[Identity]:
+        """The live processes of a task, zombies not among them.
+
+        Those that bear ``mark`` in their environment, wherever they went; and those of the leader's session, as long
+        as that surely still is the same: the leader is there (if only as a zombie), or one of ``known``, which an
+        earlier look found.
+        """
+
+    def counts(tasks: Mapping[str, tuple[Identity | None, Iterable[Identity]]]) -> Mapping[str, int]:
+        """How many live processes each of the tasks has, with a single look. Keys are marks."""
+
+    def marks() -> Mapping[str, Sequence[Identity]]:
+        """Every mark that a live process bears, with those that bear it."""
+
+    def interrupt(leader: Identity) -> int:
+        """Send SIGINT to the process group of a leader that was not reaped yet; how many were in it."""
+
+    def signal(processes: Iterable[Identity], number: int) -> int:
+        """Send a signal to each that still is the same process; how many got it."""
+
+
+class ISpool(Interface):
+    """The output files."""
+
+    def create(task_id: str) -> tuple[int, int]:
+        """Make new files for a task, in place of any of that id; descriptors to append to them, the caller's to close.
+
+        Raises CannotStart.
+        """
+
+    def script(task_id: str, cmd: str) -> str:
+        """Write a command to a file, for one that is too long to be an argument; its absolute path.
+
+        Raises CannotStart.
+        """
+
+    def streams(task_id: str, *, tails: bool) -> tuple[Stream, Stream]:
+        """stdout and stderr of a task as they are now; files that are not there are empty ones."""
+
+    def remove(task_id: str) -> None:
+        """Remove the files of a task, if there are any."""
+
+
+class ITaskStore(Interface):
+    """The tasks on disk. Each change is there for good once its call has returned."""
+
+    def add(task: Task) -> None:
+        """Keep a new task, in place of a finished one of that id. Raises StoreError."""
+
+    def save(task: Task) -> None:
+        """Keep what became of a task. Raises StoreError."""
+
+    def get(task_id: str) -> Task | None:
+        """The task of that id."""
+
+    def marked(mark: str) -> Task | None:
+        """The task of that mark."""
+
+    def unfinished() -> Sequence[Task]:
+        """Those that are pending or running, in the order of submission."""
+
+    def newest(count: int) -> Sequence[Task]:
+        """Finished tasks, the one that ended last first."""
+
+    def oldest(count: int) -> Sequence[Finished]:
+        """Finished tasks, the one that ended first first."""
+
+    def finished() -> int:
+        """How many finished tasks there are."""
+
+    def forget(task_ids: Iterable[str]) -> None:
+        """Drop those of the tasks that are finished. Raises StoreError."""

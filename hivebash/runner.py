@@ -1,0 +1,418 @@
+"""The tasks: queue and slots, deadlines, waits, and what an end sets off. The only writer of task state.
+
+Rank 2: the clock, the time of day and everything with more than one side are passed in.
+
+Theory of operation. Only what is pending or running is held in memory, with whatever ended and left processes behind;
+of all else the store is the memory. What becomes of a task is decided by its lifecycle, written to the store, and told
+to those who wait, in this order: an end that the disk does not take yet is tried again and told later, and until then
+the task counts as running. A slot is free again as soon as the leader has ended.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections import deque
+from collections.abc import Callable
+
+import attrs
+from twisted.internet import defer
+from twisted.internet.defer import Deferred, DeferredList
+from twisted.internet.interfaces import IDelayedCall, IReactorTime
+from twisted.logger import Logger
+
+from hivebash import limits, wording
+from hivebash.ending import Ending
+from hivebash.interfaces import CannotStart, IProcesses, IReach, ISpool, ITaskStore, StoreError
+from hivebash.lifecycle import Life, end_of_lost, new_life
+from hivebash.requests import Kill, Refusal, Run
+from hivebash.retention import Retention
+from hivebash.task import Exit, KillReport, Snapshot, State, Task
+
+_log = Logger()
+
+
+@attrs.frozen
+class Table:
+    """What ``status`` without an id tells."""
+
+    snapshots: list[Snapshot]
+    """Running, pending, newest finished; without tails."""
+    hidden: int
+    """How many more are pending or running."""
+
+
+@attrs.define(eq=False)
+class _Active:
+    """A task that has not ended, or whose end is not on disk yet."""
+
+    task: Task
+    ending: Ending
+    life: Life
+    started_at: float = 0.0
+    """On the monotonic clock."""
+    deadline: IDelayedCall | None = None
+    ended: Task | None = None
+    """The task with its end, from the moment it is decided."""
+    left: int = 0
+    """How many processes it left behind when it ended."""
+    waiters: list[Deferred[Snapshot]] = attrs.field(factory=list)
+
+    @property
+    def told(self) -> bool:
+        """Whether its end is on disk, so that it may be told."""
+        return self.task.state.final
+
+
+@attrs.define(eq=False)
+class TaskRunner:
+    """Runs tasks, watches and ends them, and answers about them."""
+
+    _clock: IReactorTime
+    """Monotonic."""
+    _now: Callable[[], float]
+    """Seconds since the epoch, to show only."""
+    _fresh_token: Callable[[], str]
+    """A new string of lowercase hex that nobody can guess."""
+    _processes: IProcesses
+    _reach: IReach
+    _spool: ISpool
+    _store: ITaskStore
+    max_running: int = limits.MAX_RUNNING
+    kill_grace: float = limits.KILL_GRACE
+    """Seconds."""
+    retention: Retention = attrs.field(factory=Retention)
+    _active: dict[str, _Active] = attrs.field(factory=dict, init=False)
+    _queue: deque[_Active] = attrs.field(factory=deque, init=False)
+    _running: int = attrs.field(default=0, init=False)
+    _haunted: dict[str, Ending] = attrs.field(factory=dict, init=False)
+    """Finished tasks with live processes, by id."""
+    _unwritten: dict[str, _Active] = attrs.field(factory=dict, init=False)
+    """What the disk refused, by id."""
+    _retry: IDelayedCall | None = attrs.field(default=None, init=False)
+    _pruning: IDelayedCall | None = attrs.field(default=None, init=False)
+    _stopping: bool = attrs.field(default=False, init=False)
+
+    # What clients ask for.
+
+    async def run(self, request: Run) -> Snapshot:
+        """Start a task, or put it in the queue; the task as it is at its end, or when the wait is over.
+
+        Cancelling ends the wait and leaves the task alone. Raises Refusal: busy name, daemon stopping, disk.
+        """
+        return await self._wait(self._submit(request), request.wait.seconds)
+
+    async def observe(self, task_id: str, seconds: float) -> Snapshot:
+        """A task as it is at its end, or after that many seconds at the latest.
+
+        Cancelling ends the wait and leaves the task alone. Raises Refusal: unknown id.
+        """
+        active = self._active.get(task_id)
+        if active is None:
+            return self._snapshot_finished(self._known(task_id))
+        return await self._wait(active, seconds)
+
+    def table(self) -> Table:
+        """What is running and pending, and the newest finished tasks."""
+        active = sorted(self._active.values(), key=lambda each: each.task.state is State.PENDING)  # a stable sort
+        shown = active[: limits.TABLE_ACTIVE]
+        finished = list(self._store.newest(limits.TABLE_FINISHED))
+        endings = {each.task.mark: each.ending for each in shown}
+        endings |= {task.mark: self._ending_of(task) for task in finished}
+        counts = self._reach.counts(
+            {mark: (ending.leader, ending.known) for mark, ending in endings.items() if ending.leader is not None}
+        )
+        snapshots = [
+            self._snapshot(task, counts.get(task.mark, 0), started_at=started_at, tails=False)
+            for task, started_at in [
+                *((each.task, each.started_at) for each in shown),
+                *((task, 0.0) for task in finished),
+            ]
+        ]
+        return Table(snapshots, len(active) - len(shown))
+
+    def kill(self, request: Kill) -> KillReport:
+        """Signal a task, or what it left behind; cancel it if it is pending. Returns at once.
+
+        Raises Refusal: unknown id.
+        """
+        active = self._active.get(request.id)
+        if active is None or active.ended is not None:
+            task = self._known(request.id) if active is None else active.task
+            return self._kill_stragglers(task, self._ending_of(task) if active is None else active.ending, request)
+        if active.task.state is State.PENDING:
+            self._queue.remove(active)
+            active.life.kill(force=request.force)
+            self._finish(active)
+            return KillReport(request.id, State.KILLED, cancelled=True)
+        active.ending.sent = None
+        self._ask(active, lambda: active.life.kill(force=request.force))
+        return KillReport(request.id, active.task.state, active.ending.sent)
+
+    def load(self) -> tuple[int, int]:
+        """How many tasks are running and how many pending."""
+        return self._running, len(self._queue)
+
+    # What the daemon asks for.
+
+    def recover(self) -> None:
+        """Settle what an earlier daemon left: its unfinished tasks are over, and their processes are ended.
+
+        Raises StoreError: the daemon cannot work then.
+        """
+        for task in self._store.unfinished():
+            end = end_of_lost(task)
+            ended = task.ended(end, duration_secs=self._lost_duration(task), finished_at=self._now())
+            self._store.save(ended)
+            ending = self._ending_of(ended)
+            if ending.members():
+                self._haunted[task.id] = ending
+                ending.terminate()
+        for mark, processes in self._reach.marks().items():
+            owner = self._store.marked(mark)
+            if owner is None or owner.id in self._haunted:
+                continue
+            self._haunted[owner.id] = ending = self._ending_of(owner)
+            if owner.state is not State.DONE:
+                # Its end came, and the daemon's own before that of these processes.
+                _log.info("{count} processes of {id} are left to end", count=len(processes), id=owner.id)
+                ending.terminate()
+        self._prune_soon(0.0)
+
+    async def stop(self) -> None:
+        """End everything. Returns when nothing is left, or after the grace and a margin. Call it once."""
+        self._stopping = True
+        actives = list(self._active.values())
+        while self._queue:
+            pending = self._queue.popleft()
+            pending.life.halt()
+            self._finish(pending)
+        for active in actives:
+            if active.ended is None:
+                self._ask(active, active.life.halt)
+        for ending in self._haunted.values():
+            if ending.members():
+                ending.terminate()
+        endings = [*self._haunted.values(), *(active.ending for active in actives)]
+        waits: list[Deferred[None]] = [ending.when_gone() for ending in endings]
+        waits += [self._told(active).addCallback(lambda _: None) for active in actives if not active.told]
+        # When the time is over this list cancels what it waits for, and fires all the same.
+        await DeferredList(waits, consumeErrors=True).addTimeout(self.kill_grace + limits.STOP_MARGIN, self._clock)
+        left = [*self._active, *(task_id for task_id, ending in self._haunted.items() if ending.members())]
+        if left:
+            _log.error("stopped without the end of {ids}", ids=left)
+        for ending in endings:
+            ending.abandon()
+        for call in (self._retry, self._pruning):
+            if call is not None and call.active():
+                call.cancel()
+
+    # From submission to end.
+
+    def _submit(self, request: Run) -> _Active:
+        if self._stopping:
+            raise Refusal(wording.STOPPING)
+        task_id = self._fresh_id() if request.name is None else request.name
+        busy = self._active.get(task_id)
+        if busy is not None:
+            raise Refusal(wording.busy_name(task_id, busy.task.state))
+        task = Task(task_id, request.cmd, self._now(), self._fresh_token(), request.timeout_secs)
+        try:
+            self._store.add(task)
+        except StoreError as error:
+            raise Refusal(wording.not_recorded(str(error))) from None
+        self._spool.remove(task_id)
+        self._haunted.pop(task_id, None)
+        ending = self._new_ending(task)
+        active = self._active[task_id] = _Active(task, ending, new_life(ending))
+        self._queue.append(active)
+        self._fill()
+        return active
+
+    def _fresh_id(self) -> str:
+        while True:
+            task_id = self._fresh_token()[: limits.ID_LENGTH]
+            if task_id not in self._active and self._store.get(task_id) is None:
+                return task_id
+
+    def _fill(self) -> None:
+        while self._queue and self._running < self.max_running and not self._stopping:
+            self._start(self._queue.popleft())
+
+    def _start(self, active: _Active) -> None:
+        task = active.task
+        with contextlib.ExitStack() as descriptors:
+            try:
+                stdout, stderr = self._spool.create(task.id)
+                descriptors.callback(os.close, stdout)
+                descriptors.callback(os.close, stderr)
+                process = self._processes.spawn(self._words(task), task.id, task.mark, stdout, stderr)
+            except CannotStart as error:
+                active.life.fail(str(error))
+                self._finish(active)
+                return
+        self._running += 1
+        active.started_at = self._clock.seconds()
+        active.ending.leader = process.identity
+        active.life.start()
+        active.task = attrs.evolve(task, state=State.RUNNING, leader=process.identity, started_clock=active.started_at)
+        self._write(active)
+        if task.timeout_secs is not None and task.timeout_secs < limits.TIMEOUT_MAX:
+            active.deadline = self._clock.callLater(task.timeout_secs, lambda: self._ask(active, active.life.expire))
+        process.ended.addCallback(lambda exit_: self._exited(active, exit_))
+
+    def _words(self, task: Task) -> tuple[str, ...]:
+        if len(task.cmd.encode()) >= limits.ARGUMENT_MAX:
+            return (self._spool.script(task.id, task.cmd),)
+        if task.cmd[0] in "-+":
+            return ("-c", "--", task.cmd)
+        return ("-c", task.cmd)
+
+    def _ask(self, active: _Active, ask: Callable[[], None]) -> None:
+        """Have the lifecycle asked to end a task, and remember on disk that it was."""
+        ask()
+        if active.life.asked() is not active.task.asked:
+            active.task = attrs.evolve(active.task, asked=active.life.asked())
+            self._write(active)
+
+    def _exited(self, active: _Active, exit_: Exit) -> None:
+        if active.deadline is not None and active.deadline.active():
+            active.deadline.cancel()
+        # While the leader is still there as a zombie its session is surely its own: what this look finds stays known.
+        active.left = len(active.ending.members())
+        active.life.exited(exit_)
+        self._running -= 1
+        self._finish(active)
+        self._fill()
+
+    def _finish(self, active: _Active) -> None:
+        """The lifecycle has come to an end: write it down, then tell."""
+        end = active.life.end()
+        if end is None:
+            raise AssertionError(f"task {active.task.id} has no end")
+        duration = 0.0 if active.ending.leader is None else self._clock.seconds() - active.started_at
+        active.ended = active.task.ended(end, duration_secs=duration, finished_at=self._now())
+        self._write(active)
+
+    def _write(self, active: _Active) -> None:
+        try:
+            self._store.save(active.ended or active.task)
+        except StoreError as error:
+            _log.error("task {id} cannot be written down: {error}", id=active.task.id, error=str(error))
+            self._unwritten[active.task.id] = active
+            if self._retry is None or not self._retry.active():
+                self._retry = self._clock.callLater(limits.STORE_RETRY, self._write_again)
+            return
+        self._unwritten.pop(active.task.id, None)
+        if active.ended is not None:
+            self._tell(active, active.ended)
+
+    def _write_again(self) -> None:
+        for active in list(self._unwritten.values()):
+            self._write(active)
+
+    def _tell(self, active: _Active, ended: Task) -> None:
+        active.task = ended
+        del self._active[ended.id]
+        if active.left:
+            self._haunted[ended.id] = active.ending
+        self._prune_soon(0.0)
+        if active.waiters:
+            snapshot = self._snapshot_active(active)
+            while active.waiters:
+                active.waiters.pop(0).callback(snapshot)
+
+    # Waits.
+
+    async def _wait(self, active: _Active, seconds: float) -> Snapshot:
+        if not active.told and seconds > 0:
+            told = self._told(active).addTimeout(seconds, self._clock)
+            with contextlib.suppress(defer.TimeoutError):
+                return await told
+        return self._snapshot_active(active)
+
+    def _told(self, active: _Active) -> Deferred[Snapshot]:
+        """Fires with the task as it ended, once that is on disk."""
+        told: Deferred[Snapshot] = Deferred(active.waiters.remove)
+        active.waiters.append(told)
+        return told
+
+    # What is told.
+
+    def _known(self, task_id: str) -> Task:
+        task = self._store.get(task_id)
+        if task is None:
+            raise Refusal(wording.unknown_id(task_id, self.retention.count, self.retention.days))
+        return task
+
+    def _snapshot_active(self, active: _Active) -> Snapshot:
+        count = active.task.state is State.RUNNING or active.left > 0
+        processes = len(active.ending.members()) if count else 0
+        return self._snapshot(active.task, processes, started_at=active.started_at, tails=True)
+
+    def _snapshot_finished(self, task: Task) -> Snapshot:
+        ending = self._ending_of(task)
+        processes = 0 if ending.leader is None else len(ending.members())
+        if not processes:
+            self._haunted.pop(task.id, None)
+        return self._snapshot(task, processes, tails=True)
+
+    def _snapshot(self, task: Task, processes: int, *, started_at: float = 0.0, tails: bool) -> Snapshot:
+        duration = task.duration_secs
+        if duration is None:
+            duration = self._clock.seconds() - started_at if task.state is State.RUNNING else 0.0
+        return Snapshot(task, duration, processes, *self._spool.streams(task.id, tails=tails))
+
+    # Processes of finished tasks.
+
+    def _new_ending(self, task: Task) -> Ending:
+        return Ending(self._clock, self._reach, task.mark, self.kill_grace, task.leader)
+
+    def _ending_of(self, task: Task) -> Ending:
+        return self._haunted.get(task.id) or self._new_ending(task)
+
+    def _kill_stragglers(self, task: Task, ending: Ending, request: Kill) -> KillReport:
+        ending.sent = None
+        if ending.members():
+            self._haunted[task.id] = ending
+            if request.force:
+                ending.destroy()
+            else:
+                # They outlived their leader, and those started with & ignore SIGINT.
+                ending.terminate()
+        return KillReport(task.id, task.state, ending.sent)
+
+    def _lost_duration(self, task: Task) -> float:
+        """Seconds from a lost task's start until now: nobody saw when it ended."""
+        if task.leader is None or task.started_clock is None:
+            return 0.0
+        if task.leader.boot_id == self._reach.boot_id:
+            return max(0.0, self._clock.seconds() - task.started_clock)
+        return max(0.0, self._now() - task.submitted_at)
+
+    # Forgetting.
+
+    def _prune_soon(self, seconds: float) -> None:
+        if self._stopping:
+            return
+        if self._pruning is not None and self._pruning.active():
+            self._pruning.cancel()
+        self._pruning = self._clock.callLater(seconds, self._prune)
+
+    def _prune(self) -> None:
+        """Forget one batch of what is beyond the limits; soon again if that was not all, else with time."""
+        finished = self._store.finished()
+        surplus = finished - self.retention.count
+        oldest = self._store.oldest(min(max(surplus, 1), limits.PRUNE_BATCH))
+        ids = self.retention.forgettable(oldest, finished, self._now())
+        for task_id in ids:
+            self._spool.remove(task_id)
+        try:
+            self._store.forget(ids)
+        except StoreError as error:
+            _log.error("finished tasks cannot be forgotten: {error}", error=str(error))
+            ids = []
+        for task_id, ending in list(self._haunted.items()):
+            if not ids and not ending.members():
+                del self._haunted[task_id]
+        self._prune_soon(0.0 if ids else limits.PRUNE_INTERVAL)

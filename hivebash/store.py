@@ -1,0 +1,189 @@
+"""The tasks on disk: one SQLite file.
+
+Rank 3: implements ITaskStore.
+
+Write-ahead log with synchronous=NORMAL: a change that was committed survives the end of the daemon in any way; after a
+loss of power the last ones may be missing, never half of one. Whoever opens it holds the lock of the state directory.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sqlite3
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import attrs
+from zope.interface import implementer
+
+from hivebash.interfaces import ITaskStore, StoreError
+from hivebash.retention import Finished
+from hivebash.task import Cause, Exit, Identity, State, Task
+
+MIGRATIONS = (
+    """
+    CREATE TABLE task (
+        number INTEGER PRIMARY KEY,  -- the order of submission
+        id TEXT NOT NULL UNIQUE,
+        cmd TEXT NOT NULL,
+        submitted_at REAL NOT NULL,  -- seconds since the epoch
+        mark TEXT NOT NULL UNIQUE,
+        timeout_secs REAL,
+        state TEXT NOT NULL,
+        asked TEXT,
+        leader_pid INTEGER,
+        leader_start_time INTEGER,   -- clock ticks since boot
+        leader_boot_id TEXT,
+        started_clock REAL,          -- seconds on the monotonic clock of that boot
+        duration_secs REAL,
+        finished_at REAL,            -- seconds since the epoch
+        exit_code INTEGER,
+        exit_signal INTEGER,
+        cause TEXT,
+        detail TEXT NOT NULL,
+        ended INTEGER                -- the order of ends; NULL before it
+    ) STRICT;
+    CREATE UNIQUE INDEX task_ended ON task (ended) WHERE ended IS NOT NULL;
+    CREATE INDEX task_unfinished ON task (number) WHERE ended IS NULL;
+    """,
+)
+"""From each version of the schema to the next; SQLite's user_version says how many were applied."""
+
+_COLUMNS = (
+    "id", "cmd", "submitted_at", "mark", "timeout_secs", "state", "asked", "leader_pid", "leader_start_time",
+    "leader_boot_id", "started_clock", "duration_secs", "finished_at", "exit_code", "exit_signal", "cause", "detail",
+)  # fmt: skip
+_SELECT = f"SELECT {', '.join(_COLUMNS)} FROM task"  # noqa: S608 - our own names
+_ADD = f"INSERT OR REPLACE INTO task ({', '.join(_COLUMNS)}) VALUES ({', '.join(':' + name for name in _COLUMNS)})"  # noqa: S608
+_NEXT_END = "(SELECT coalesce(max(ended), 0) + 1 FROM task WHERE ended IS NOT NULL)"
+_SAVE = (
+    f"UPDATE task SET {', '.join(f'{name} = :{name}' for name in _COLUMNS[5:])}, "  # noqa: S608 - our own names
+    f"ended = CASE WHEN :final THEN coalesce(ended, {_NEXT_END}) END WHERE mark = :mark"
+)
+
+
+@implementer(ITaskStore)
+@attrs.define(eq=False)
+class TaskStore:
+    """The tasks in an open file."""
+
+    _connection: sqlite3.Connection
+
+    @classmethod
+    def open(cls, path: str) -> TaskStore:
+        """Open or make the file, mode 0600, and bring its schema up to date.
+
+        Raises StoreError: it cannot be read or written, or a newer version of the daemon wrote it.
+        """
+        try:
+            os.close(os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600))
+            connection = sqlite3.connect(path, isolation_level=None, cached_statements=32)
+        except OSError as error:
+            raise StoreError(f"{path}: {error.strerror}") from None
+        except sqlite3.Error as error:
+            raise StoreError(f"{path}: {error}") from None
+        try:
+            _prepare(connection, path)
+        except sqlite3.Error as error:
+            connection.close()
+            raise StoreError(f"{path}: {error}") from None
+        except StoreError:
+            connection.close()
+            raise
+        return cls(connection)
+
+    def close(self) -> None:
+        self._connection.close()
+
+    def add(self, task: Task) -> None:
+        self._write(_ADD, _row(task))
+
+    def save(self, task: Task) -> None:
+        self._write(_SAVE, {**_row(task), "final": task.state.final})
+
+    def get(self, task_id: str) -> Task | None:
+        return self._one(f"{_SELECT} WHERE id = ?", task_id)
+
+    def marked(self, mark: str) -> Task | None:
+        return self._one(f"{_SELECT} WHERE mark = ?", mark)
+
+    def unfinished(self) -> Sequence[Task]:
+        return self._all(f"{_SELECT} WHERE ended IS NULL ORDER BY number")
+
+    def newest(self, count: int) -> Sequence[Task]:
+        return self._all(f"{_SELECT} WHERE ended IS NOT NULL ORDER BY ended DESC LIMIT ?", count)
+
+    def oldest(self, count: int) -> Sequence[Finished]:
+        rows = self._connection.execute(
+            "SELECT id, finished_at FROM task WHERE ended IS NOT NULL ORDER BY ended LIMIT ?", (count,)
+        )
+        return [Finished(*row) for row in rows]
+
+    def finished(self) -> int:
+        (count,) = self._connection.execute("SELECT count(*) FROM task WHERE ended IS NOT NULL").fetchone()
+        return int(count)
+
+    def forget(self, task_ids: Iterable[str]) -> None:
+        self._write(
+            "DELETE FROM task WHERE ended IS NOT NULL AND id IN (SELECT value FROM json_each(?))",
+            [json.dumps(list(task_ids))],
+        )
+
+    def _write(self, statement: str, values: Sequence[object] | dict[str, object]) -> None:
+        try:
+            self._connection.execute(statement, values)
+        except sqlite3.Error as error:
+            raise StoreError(str(error)) from None
+
+    def _one(self, query: str, value: object) -> Task | None:
+        row = self._connection.execute(query, (value,)).fetchone()
+        return None if row is None else _task(row)
+
+    def _all(self, query: str, *values: object) -> Sequence[Task]:
+        return [_task(row) for row in self._connection.execute(query, values)]
+
+
+def _prepare(connection: sqlite3.Connection, path: str) -> None:
+    connection.execute("PRAGMA journal_mode = WAL")
+    connection.execute("PRAGMA synchronous = NORMAL")
+    (version,) = connection.execute("PRAGMA user_version").fetchone()
+    if version > len(MIGRATIONS):
+        raise StoreError(f"{path} is of version {version}, and this daemon knows those up to {len(MIGRATIONS)}")
+    for number in range(version, len(MIGRATIONS)):
+        connection.executescript(f"BEGIN;{MIGRATIONS[number]};PRAGMA user_version = {number + 1};COMMIT")
+
+
+def _row(task: Task) -> dict[str, object]:
+    leader = task.leader
+    return {
+        "id": task.id,
+        "cmd": task.cmd,
+        "submitted_at": task.submitted_at,
+        "mark": task.mark,
+        "timeout_secs": task.timeout_secs,
+        "state": task.state.value,
+        "asked": None if task.asked is None else task.asked.value,
+        "leader_pid": None if leader is None else leader.pid,
+        "leader_start_time": None if leader is None else leader.start_time,
+        "leader_boot_id": None if leader is None else leader.boot_id,
+        "started_clock": task.started_clock,
+        "duration_secs": task.duration_secs,
+        "finished_at": task.finished_at,
+        "exit_code": task.exit.code,
+        "exit_signal": task.exit.signal,
+        "cause": None if task.cause is None else task.cause.value,
+        "detail": task.detail,
+    }
+
+
+def _task(row: Sequence[object]) -> Task:
+    values: dict[str, Any] = dict(zip(_COLUMNS, row, strict=True))
+    leader = values.pop("leader_pid"), values.pop("leader_start_time"), values.pop("leader_boot_id")
+    exit_ = Exit(values.pop("exit_code"), values.pop("exit_signal"))
+    values |= {
+        "state": State(values["state"]),
+        "asked": None if values["asked"] is None else Cause(values["asked"]),
+        "cause": None if values["cause"] is None else Cause(values["cause"]),
+    }
+    return Task(**values, leader=None if leader[0] is None else Identity(*leader), exit=exit_)
