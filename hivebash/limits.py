@@ -28,7 +28,10 @@ KEEP_DAYS: Final = 7.0
 """Days. A week's work stays readable."""
 
 PRUNE_INTERVAL: Final = 3600 * SECONDS
-"""Between two looks for tasks that grew older than KEEP_DAYS; the count is looked at with each end."""
+"""Between two looks for tasks that grew older than KEEP_DAYS; the count is looked at after each end."""
+
+PRUNE_PAUSE: Final = 0.1 * SECONDS
+"""From an end until the count is looked at: a burst of ends costs one look."""
 
 PRUNE_BATCH: Final = 200
 """Tasks forgotten in one turn of the reactor: two unlinks each, so a few milliseconds."""
@@ -92,3 +95,12 @@ KILL_GIVE_UP: Final = 30 * SECONDS
 
 TIMEOUT_MAX: Final = 10 * 365 * DAYS
 """A longer ``timeout_secs`` is no limit: timers and formats need not bear every float."""
+
+IDLE_CONNECTION: Final = 300 * SECONDS
+"""A kept connection without a request. Longer than clients keep theirs, so that none sends into one that closes."""
+
+YOUNG: Final = 0.5 * SECONDS
+"""The age of a leader up to which the pids given since its start are surely less than a whole round of them."""
+
+FEW_PIDS: Final = 64
+"""So many pids are looked at one by one; above that the list of all is the shorter way."""

@@ -12,16 +12,19 @@ from __future__ import annotations
 
 import os
 import signal
+import time
 from collections.abc import Iterable, Mapping, Sequence
 
 import attrs
 from zope.interface import implementer
 
+from hivebash import limits
 from hivebash.interfaces import IReach
 from hivebash.task import Identity
 
 _DEAD = frozenset(b"ZXx")
 _CHUNK = 65536
+_TICKS = os.sysconf("SC_CLK_TCK")
 
 
 @attrs.frozen
@@ -51,7 +54,7 @@ class ProcReach:
         return None if entry is None else entry.identity
 
     def members(self, leader: Identity | None, mark: str, known: Iterable[Identity]) -> Sequence[Identity]:
-        return self._look().members(leader, mark, known)
+        return self._look(None if leader is None else _pids_since(leader)).members(leader, mark, known)
 
     def counts(self, tasks: Mapping[str, tuple[Identity | None, Iterable[Identity]]]) -> Mapping[str, int]:
         if not tasks:
@@ -79,8 +82,8 @@ class ProcReach:
     def signal(self, processes: Iterable[Identity], number: int) -> int:
         return sum(self._signal(process, number) for process in processes)
 
-    def _look(self) -> _Look:
-        return _Look(self._variable.encode() + b"=", self.boot_id)
+    def _look(self, pids: Iterable[int] | None = None) -> _Look:
+        return _Look(_all_pids() if pids is None else pids, self._variable.encode() + b"=", self.boot_id)
 
     def _signal(self, process: Identity, number: int) -> bool:
         try:
@@ -102,10 +105,9 @@ class ProcReach:
 class _Look:
     """The process table at a moment, and the marks of those that were asked for."""
 
-    def __init__(self, assignment: bytes, boot_id: str) -> None:
+    def __init__(self, pids: Iterable[int], assignment: bytes, boot_id: str) -> None:
         self._assignment = assignment
         self._marks: dict[Identity, str] = {}
-        pids = [int(name) for name in os.listdir("/proc") if name.isdecimal()]
         self.table = [entry for pid in pids if (entry := _entry(pid, boot_id)) is not None]
 
     def members(self, leader: Identity | None, mark: str, known: Iterable[Identity]) -> Sequence[Identity]:
@@ -132,6 +134,23 @@ class _Look:
             _, found, rest = environment.partition(b"\0" + self._assignment)
             self._marks[process] = rest.partition(b"\0")[0].decode("ascii", "replace") if found else ""
         return self._marks[process]
+
+
+def _all_pids() -> list[int]:
+    return [int(name) for name in os.listdir("/proc") if name.isdecimal()]
+
+
+def _pids_since(leader: Identity) -> Iterable[int] | None:
+    """The pids that were given since a leader started, if these are few; None if they are not known.
+
+    The kernel gives pids in order, and the last one that it gave ends ``/proc/loadavg`` (proc(5)). It begins anew
+    after at least 32,768, so what a young leader may have started is between its own and that one.
+    """
+    age = time.clock_gettime(time.CLOCK_BOOTTIME) - leader.start_time / _TICKS
+    last = int(_read("/proc/loadavg").rpartition(b" ")[2])
+    if 0 <= age <= limits.YOUNG and leader.pid <= last <= leader.pid + limits.FEW_PIDS:
+        return range(leader.pid, last + 1)
+    return None
 
 
 def _entry(pid: int, boot_id: str) -> _Entry | None:

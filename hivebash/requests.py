@@ -24,6 +24,9 @@ KILL_ARGUMENTS = ("id", "force")
 _NUMBER = re.compile(r"(?:[0-9]+(?:\.[0-9]*)?|\.[0-9]+)(?:[eE][+-]?[0-9]+)?")
 _SHOWN = 60
 
+NAME_PATTERN = f"^[a-z0-9-]{{1,{NAME_MAX}}}$"
+"""For a JSON schema."""
+
 
 class Refusal(Exception):  # noqa: N818 - a refusal is an answer
     """Raised if a request cannot be carried out. Its text is one sentence that the agent can act on."""
@@ -63,6 +66,21 @@ class Kill:
 
     id: str
     force: bool = False
+
+
+_LONE_SURROGATE = re.compile(
+    rb"\\(?:u[dD][89abAB][0-9a-fA-F]{2}\\u[dD][c-fC-F][0-9a-fA-F]{2}|(u[dD][89a-fA-F][0-9a-fA-F]{2})|.)", re.DOTALL
+)
+
+
+def without_lone_surrogates(body: bytes) -> bytes:
+    """A JSON text with NUL for each escape of half a character.
+
+    Some JSON readers refuse such a text as a whole; so it is read, and the argument is refused by its name.
+    """
+    if b"\\ud" not in body and b"\\uD" not in body:
+        return body
+    return _LONE_SURROGATE.sub(lambda match: b"\\u0000" if match[1] else match[0], body)
 
 
 def parse_run(arguments: Arguments) -> Run:

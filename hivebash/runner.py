@@ -221,8 +221,9 @@ class TaskRunner:
             self._store.add(task)
         except StoreError as error:
             raise Refusal(wording.not_recorded(str(error))) from None
-        self._spool.remove(task_id)
-        self._haunted.pop(task_id, None)
+        if request.name is not None:
+            self._spool.remove(task_id)
+            self._haunted.pop(task_id, None)
         ending = self._new_ending(task)
         active = self._active[task_id] = _Active(task, ending, new_life(ending))
         self._queue.append(active)
@@ -316,7 +317,7 @@ class TaskRunner:
         del self._active[ended.id]
         if active.left:
             self._haunted[ended.id] = active.ending
-        self._prune_soon(0.0)
+        self._prune_soon(limits.PRUNE_PAUSE)
         if active.waiters:
             snapshot = self._snapshot_active(active)
             while active.waiters:
@@ -396,6 +397,8 @@ class TaskRunner:
         if self._stopping:
             return
         if self._pruning is not None and self._pruning.active():
+            if self._pruning.getTime() <= self._clock.seconds() + seconds:
+                return
             self._pruning.cancel()
         self._pruning = self._clock.callLater(seconds, self._prune)
 
@@ -405,14 +408,17 @@ class TaskRunner:
         surplus = finished - self.retention.count
         oldest = self._store.oldest(min(max(surplus, 1), limits.PRUNE_BATCH))
         ids = self.retention.forgettable(oldest, finished, self._now())
+        if not ids:
+            self._prune_soon(limits.PRUNE_INTERVAL)
+            return
         for task_id in ids:
             self._spool.remove(task_id)
+            if task_id in self._haunted and not self._haunted[task_id].members():
+                del self._haunted[task_id]
         try:
             self._store.forget(ids)
         except StoreError as error:
             _log.error("finished tasks cannot be forgotten: {error}", error=str(error))
-            ids = []
-        for task_id, ending in list(self._haunted.items()):
-            if not ids and not ending.members():
-                del self._haunted[task_id]
-        self._prune_soon(0.0 if ids else limits.PRUNE_INTERVAL)
+            self._prune_soon(limits.PRUNE_INTERVAL)
+        else:
+            self._prune_soon(0.0)

@@ -41,7 +41,6 @@ class Spool:
     """Absolute."""
 
     def create(self, task_id: str) -> tuple[int, int]:
-        self.remove(task_id)
         stdout = self._create(task_id, _STDOUT, os.O_WRONLY)
         try:
             return stdout, self._create(task_id, _STDERR, os.O_WRONLY)
@@ -77,6 +76,9 @@ class Spool:
         path = self._path(task_id, suffix)
         try:
             try:
+                descriptor = os.open(path, access | _CREATE, 0o600)
+            except FileExistsError:  # of an earlier task
+                os.unlink(path)
                 descriptor = os.open(path, access | _CREATE, 0o600)
             except FileNotFoundError:  # a task removed the directory; the next one is not to suffer
                 make_private_directory(self.directory)

@@ -66,32 +66,28 @@ _SAVE = (
 @implementer(ITaskStore)
 @attrs.define(eq=False)
 class TaskStore:
-    """The tasks in an open file."""
+    """The tasks in a file, between ``open`` and ``close``."""
 
-    _connection: sqlite3.Connection
+    _path: str
+    _connection: sqlite3.Connection = attrs.field(init=False)
 
-    @classmethod
-    def open(cls, path: str) -> TaskStore:
-        """Open or make the file, mode 0600, and bring its schema up to date.
+    def open(self) -> None:
+        """Open or make the file, mode 0600, and bring its schema up to date. Not to be held open over a fork(2).
 
         Raises StoreError: it cannot be read or written, or a newer version of the daemon wrote it.
         """
         try:
-            os.close(os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600))
-            connection = sqlite3.connect(path, isolation_level=None, cached_statements=32)
+            os.close(os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600))
+            self._connection = sqlite3.connect(self._path, isolation_level=None)
         except OSError as error:
-            raise StoreError(f"{path}: {error.strerror}") from None
+            raise StoreError(f"{self._path}: {error.strerror}") from None
         except sqlite3.Error as error:
-            raise StoreError(f"{path}: {error}") from None
+            raise StoreError(f"{self._path}: {error}") from None
         try:
-            _prepare(connection, path)
-        except sqlite3.Error as error:
-            connection.close()
-            raise StoreError(f"{path}: {error}") from None
-        except StoreError:
-            connection.close()
-            raise
-        return cls(connection)
+            _prepare(self._connection)
+        except (sqlite3.Error, StoreError) as error:
+            self._connection.close()
+            raise StoreError(f"{self._path}: {error}") from None
 
     def close(self) -> None:
         self._connection.close()
@@ -144,12 +140,12 @@ class TaskStore:
         return [_task(row) for row in self._connection.execute(query, values)]
 
 
-def _prepare(connection: sqlite3.Connection, path: str) -> None:
+def _prepare(connection: sqlite3.Connection) -> None:
     connection.execute("PRAGMA journal_mode = WAL")
     connection.execute("PRAGMA synchronous = NORMAL")
     (version,) = connection.execute("PRAGMA user_version").fetchone()
     if version > len(MIGRATIONS):
-        raise StoreError(f"{path} is of version {version}, and this daemon knows those up to {len(MIGRATIONS)}")
+        raise StoreError(f"its version is {version}, and this daemon knows those up to {len(MIGRATIONS)}")
     for number in range(version, len(MIGRATIONS)):
         connection.executescript(f"BEGIN;{MIGRATIONS[number]};PRAGMA user_version = {number + 1};COMMIT")
 

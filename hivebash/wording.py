@@ -30,6 +30,8 @@ STATUS = "Status and last 4 KiB of output of a task. Without id: the pending, ru
 STATUS_ID = "Task id."
 STATUS_WAIT = "Wait up to this many seconds for its end, at most 30. Default 0."
 
+WAITING = "waiting for the task to end"
+
 KILL = "End a task and its processes. Returns at once; `status` shows the end."
 KILL_ID = "Task id."
 KILL_FORCE = "false: SIGINT, so that it can clean up. true: SIGKILL."
@@ -85,7 +87,7 @@ def status_object(snapshot: Snapshot) -> dict[str, object]:
 def status_text(snapshot: Snapshot, *, capped: bool = False) -> str:
     """One task for the model: a line about it, then its output. ``capped``: more wait was asked for than there is."""
     lines = [_headline(snapshot)]
-    if capped and not snapshot.task.state.final:
+    if capped:
         lines.append(_capped())
     lines += _streams(snapshot)
     return "\n".join(lines)
@@ -130,6 +132,16 @@ def kill_text(report: KillReport, grace: float) -> str:
     if sent.signal == "SIGTERM":
         text += f" SIGKILL follows after {number(grace)} s."
     return text
+
+
+def kill_object(report: KillReport) -> dict[str, object]:
+    """What a kill did, as the structured answer."""
+    return {
+        "id": report.id,
+        "status": report.state.value,
+        "signal": None if report.sent is None else report.sent.signal,
+        "processes": 0 if report.sent is None else report.sent.processes,
+    }
 
 
 def busy_name(name: str, state: State) -> str:

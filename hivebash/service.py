@@ -1,0 +1,392 @@
+"""The twistd service: options, the object graph, and the order of start and stop.
+
+Rank 5: the only place that names a reactor.
+
+All that can be wrong with a start is found in ``makeService``, which runs before twistd goes into the background: there
+is still a terminal to tell. What must not cross that fork(2), the open database, is opened in ``startService``.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import logging
+import math
+import os
+import pwd
+import secrets
+import signal
+import sys
+import time
+from collections.abc import Callable, Mapping
+from importlib.metadata import version as version_of
+from typing import TYPE_CHECKING, NoReturn
+
+import attrs
+from twisted.application.service import IService, Service
+from twisted.internet.address import IPv4Address, IPv6Address
+from twisted.internet.defer import Deferred
+from twisted.internet.interfaces import IListeningPort
+from twisted.logger import Logger
+from twisted.python import usage
+from twisted.python.failure import Failure
+
+from hivebash import limits
+from hivebash.access import Access, host_name
+from hivebash.interfaces import StoreError
+from hivebash.retention import Retention
+
+if TYPE_CHECKING:
+    from twisted.internet.asyncioreactor import AsyncioSelectorReactor
+    from twisted.web.server import Site
+
+    from hivebash.runner import TaskRunner
+    from hivebash.store import TaskStore
+    from hivebash.web import McpEndpoint
+
+_log = Logger()
+
+DATABASE = "hivebash.sqlite"
+SPOOL = "harness/bash-tasks"
+LOCK = "lock"
+UNIX_PATH_MAX = 107
+"""Bytes of a socket's path; unix(7)."""
+
+
+def _whole(name: str, least: int) -> Callable[[str], int]:
+    def coerce(text: str) -> int:
+        if not (text.isascii() and text.isdecimal() and int(text) >= least):
+            raise usage.UsageError(f"--{name} takes a whole number, {least} or more, not {text!r}")
+        return int(text)
+
+    return coerce
+
+
+def _number(name: str, unit: str) -> Callable[[str], float]:
+    def coerce(text: str) -> float:
+        try:
+            number = float(text)
+        except ValueError:
+            number = math.nan
+        if not (math.isfinite(number) and number >= 0):
+            raise usage.UsageError(f"--{name} takes a number of {unit}, 0 or more, not {text!r}")
+        return number
+
+    return coerce
+
+
+def default_state_dir(environment: Mapping[str, str]) -> str:
+    """Where the daemon keeps things if nobody says."""
+    if given := environment.get("HIVEBASH_STATE_DIR"):
+        return given
+    if given := environment.get("STATE_DIRECTORY"):
+        return given.split(":")[0]  # systemd.exec(5): one path for each directory of the unit
+    if given := environment.get("XDG_STATE_HOME"):
+        return f"{given}/hivebash"
+    return os.path.expanduser("~/.local/state/hivebash")
+
+
+_STATE_DIR_HELP = (
+    "Directory for everything the daemon keeps, made 0700. "
+    "[default: $HIVEBASH_STATE_DIR, $STATE_DIRECTORY, $XDG_STATE_HOME/hivebash or ~/.local/state/hivebash]"
+)
+
+
+class Options(usage.Options):
+    """The command line. Its faults end the program with one line."""
+
+    synopsis = "[options]"
+    longdesc = "Runs shell commands in the background for one agent, which reaches it over MCP at POST /mcp."
+
+    optParameters = [  # noqa: RUF012 - as usage.Options wants it
+        [
+            "state-dir",
+            None,
+            None,
+            _STATE_DIR_HELP,
+        ],
+        ["workdir", None, None, "Working directory of tasks. [default: where the daemon is started]"],
+        [
+            "max-running",
+            None,
+            limits.MAX_RUNNING,
+            "More tasks than this wait, first come first served.",
+            _whole("max-running", 1),
+        ],
+        [
+            "kill-grace",
+            None,
+            limits.KILL_GRACE,
+            "Seconds between a polite signal and SIGKILL where the daemon itself ends a task.",
+            _number("kill-grace", "seconds"),
+        ],
+        ["keep", None, limits.KEEP_COUNT, "Finished tasks beyond this many are forgotten.", _whole("keep", 0)],
+        [
+            "keep-days",
+            None,
+            limits.KEEP_DAYS,
+            "Tasks that finished longer ago than this many days are forgotten.",
+            _number("keep-days", "days"),
+        ],
+    ]
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.listen: list[str] = []
+        self.environment_changes: list[tuple[str, str]] = []
+        self.allowed_hosts: set[str] = set()
+
+    def opt_listen(self, endpoint: str) -> None:
+        """Twisted server endpoint to serve on; may be repeated. [default: tcp:8712:interface=127.0.0.1]"""
+        self.listen.append(endpoint)
+
+    def opt_env(self, assignment: str) -> None:
+        """NAME=VALUE sets a variable for tasks, NAME= unsets it; may be repeated."""
+        name, equals, value = assignment.partition("=")
+        if not name or not equals:
+            raise usage.UsageError(f"--env takes NAME=VALUE, or NAME= to unset, not {assignment!r}")
+        self.environment_changes.append((name, value))
+
+    def opt_allow_host(self, host: str) -> None:
+        """A Host, and its Origin, that is accepted besides the loopback names; may be repeated."""
+        name = host_name(f"//{host}") or host_name(f"//[{host}]")
+        if name is None or name not in {host.lower(), host.lower().strip("[]")}:
+            raise usage.UsageError(f"--allow-host takes a host name or an address, without a port, not {host!r}")
+        self.allowed_hosts.add(name)
+
+    def parseArgs(self, *arguments: str) -> None:  # noqa: N802 - the name that usage.Options calls
+        """No arguments but options."""
+        if arguments:
+            raise usage.UsageError(f"unexpected argument {arguments[0]!r}; see twistd hivebash --help")
+
+    def postOptions(self) -> None:
+        """Paths are meant from the directory the daemon is started in."""
+        self["state-dir"] = os.path.abspath(self["state-dir"] or default_state_dir(os.environ))
+        self["workdir"] = os.path.abspath(self["workdir"] or ".")
+        self.listen = self.listen or [limits.LISTEN]
+
+    def parseOptions(self, options: list[str] | None = None) -> None:
+        """Raises SystemExit with one line, where twistd would print its whole usage."""
+        try:
+            super().parseOptions(options)
+        except usage.UsageError as error:
+            _refuse(str(error))
+
+
+def _refuse(sentence: str) -> NoReturn:
+    """One line on stderr, exit status 1."""
+    raise SystemExit(f"hivebash: {sentence}")
+
+
+def makeService(options: Options) -> IService:
+    """The daemon, checked, bound to its addresses and ready to start.
+
+    Raises SystemExit, whose text is one line: an unusable state or working directory, a second daemon, an address.
+    """
+    _open_standard_descriptors()
+    reactor = _install_reactor()
+    _check_workdir(options["workdir"])
+    lock = _claim(options["state-dir"])
+
+    # The reactor is in place, and these import it.
+    from hivebash.process import TASK_MARK, Processes, task_environment
+    from hivebash.reach import ProcReach
+    from hivebash.runner import TaskRunner
+    from hivebash.spool import Spool
+    from hivebash.store import TaskStore
+    from hivebash.tools import Tools
+    from hivebash.web import McpEndpoint, Web, site
+
+    store = TaskStore(f"{options['state-dir']}/{DATABASE}")
+    _check_store(store)
+    reach = ProcReach(TASK_MARK)
+    runner = TaskRunner(
+        clock=reactor,
+        now=time.time,
+        fresh_token=lambda: secrets.token_hex(16),
+        processes=Processes(
+            reactor, reach, task_environment(os.environ, options.environment_changes), options["workdir"]
+        ),
+        reach=reach,
+        spool=Spool(f"{options['state-dir']}/{SPOOL}"),
+        store=store,
+        max_running=options["max-running"],
+        kill_grace=options["kill-grace"],
+        retention=Retention(options["keep"], options["keep-days"]),
+    )
+    version = version_of("hivebash")
+    mcp = McpEndpoint(Tools(runner).server(version))
+    ports = _listen(reactor, options.listen, site(Web(runner, mcp, version), Access(options.allowed_hosts)))
+    return Daemon(reactor, store, runner, mcp, ports, lock)
+
+
+@attrs.define(eq=False)
+class Daemon(Service):
+    """Starts and stops the parts in their order."""
+
+    _reactor: AsyncioSelectorReactor
+    _store: TaskStore
+    _runner: TaskRunner
+    _mcp: McpEndpoint
+    _ports: list[IListeningPort]
+    _lock: int
+
+    def startService(self) -> None:
+        """Settle what an earlier daemon left, then serve."""
+        super().startService()
+        _close_on_exec()
+        logging.getLogger().addHandler(_ToTwisted(logging.WARNING))
+        self._store.open()
+        self._runner.recover()
+        self._reactor.callWhenRunning(self._serve)
+        for port in self._ports:
+            _log.info("serving MCP at {address}", address=_shown(port.getHost()))
+
+    def _serve(self) -> None:
+        self._mcp.start()
+        if signal.getsignal(signal.SIGHUP) is signal.SIG_DFL:
+            # The end of the terminal is no reason to leave tasks behind.
+            signal.signal(signal.SIGHUP, lambda *_: self._reactor.callFromThread(self._reactor.stop))
+
+    def stopService(self) -> Deferred[None]:
+        """Take no more connections, end the tasks, let answers be written: within the grace and 2 seconds."""
+        super().stopService()
+        return Deferred.fromCoroutine(self._stop())
+
+    async def _stop(self) -> None:
+        for port in self._ports:
+            await _as_deferred(port.stopListening())
+        await self._runner.stop()
+        await self._mcp.stop(self._reactor)
+        self._store.close()
+        os.close(self._lock)
+
+
+class _ToTwisted(logging.Handler):
+    """The standard library's log, where the SDK writes, into Twisted's."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """See logging.Handler."""
+        log = Logger(namespace=record.name)
+        log.warn("{message}", message=record.getMessage())
+        if record.exc_info and record.exc_info[1] is not None:
+            log.failure("", Failure(record.exc_info[1]))
+
+
+async def _as_deferred(result: object) -> None:
+    if isinstance(result, Deferred):
+        await result
+
+
+def _shown(address: object) -> str:
+    """Where clients find the daemon."""
+    if isinstance(address, IPv4Address | IPv6Address):
+        host = f"[{address.host}]" if isinstance(address, IPv6Address) else address.host
+        return f"http://{host}:{address.port}/mcp"
+    return str(address)
+
+
+def _open_standard_descriptors() -> None:
+    """See that nothing else ever gets 0, 1 or 2."""
+    while (descriptor := os.open(os.devnull, os.O_RDWR)) <= 2:
+        os.set_inheritable(descriptor, True)
+    os.close(descriptor)
+
+
+def _close_on_exec() -> None:
+    """What the daemon was started with is not for tasks."""
+    for name in os.listdir("/proc/self/fd"):
+        descriptor = int(name)
+        if descriptor > 2:
+            try:
+                os.set_inheritable(descriptor, False)
+            except OSError:  # the one of the listing itself
+                continue
+
+
+def _install_reactor() -> AsyncioSelectorReactor:
+    """The asyncio reactor, on the monotonic clock: a step of the wall clock must not end a task."""
+    if "twisted.internet.reactor" not in sys.modules:
+        from twisted.internet.asyncioreactor import AsyncioSelectorReactor
+        from twisted.internet.main import installReactor
+
+        installReactor(AsyncioSelectorReactor())
+    from twisted.internet import reactor
+    from twisted.internet.asyncioreactor import AsyncioSelectorReactor
+
+    if not isinstance(reactor, AsyncioSelectorReactor):
+        _refuse(f"the asyncio reactor is needed, and {type(reactor).__name__} is installed")
+    reactor.seconds = time.monotonic
+    return reactor
+
+
+def _check_workdir(path: str) -> None:
+    if not os.path.isdir(path):
+        _refuse(f"--workdir {path} is no directory")
+    if not os.access(path, os.X_OK):
+        _refuse(f"--workdir {path}: permission denied")
+
+
+def _claim(state_dir: str) -> int:
+    """Make the state directory, and lock it for this daemon; the descriptor that holds the lock."""
+    from hivebash.spool import make_private_directory
+
+    try:
+        make_private_directory(state_dir)
+        make_private_directory(f"{state_dir}/{SPOOL}")
+        owner = os.stat(state_dir).st_uid
+        if owner != os.geteuid():
+            _refuse(f"--state-dir {state_dir} belongs to {_user_name(owner)}")
+        lock = os.open(f"{state_dir}/{LOCK}", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+    except OSError as error:
+        _refuse(f"--state-dir {state_dir}: {error.strerror}: {error.filename}")
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        _refuse(f"--state-dir {state_dir} is in use by another daemon")
+    return lock
+
+
+def _user_name(uid: int) -> str:
+    try:
+        return pwd.getpwuid(uid).pw_name
+    except KeyError:
+        return f"uid {uid}"
+
+
+def _check_store(store: TaskStore) -> None:
+    try:
+        store.open()
+    except StoreError as error:
+        _refuse(str(error))
+    store.close()
+
+
+def _listen(reactor: AsyncioSelectorReactor, descriptions: list[str], factory: Site) -> list[IListeningPort]:
+    """Bind all addresses; connections are taken once the reactor runs."""
+    from twisted.internet.endpoints import serverFromString
+
+    ports: list[IListeningPort] = []
+    failures: list[Failure] = []
+    for description in descriptions:
+        _check_socket_path(description)
+        try:
+            endpoint = serverFromString(reactor, _private_socket(description))
+            endpoint.listen(factory).addCallbacks(ports.append, failures.append)
+        except Exception as error:  # noqa: BLE001 - each endpoint parser has its own ways to fail
+            _refuse(f"--listen {description}: {error or type(error).__name__}")
+        if failures:
+            _refuse(f"--listen {description}: {failures[0].getErrorMessage()}")
+    return ports
+
+
+def _private_socket(description: str) -> str:
+    """A unix socket is for its owner, unless something else is said."""
+    return f"{description}:mode=600" if description.startswith("unix:") and ":mode=" not in description else description
+
+
+def _check_socket_path(description: str) -> None:
+    if not description.startswith("unix:"):
+        return
+    path = description.removeprefix("unix:").removeprefix("address=").split(":")[0]
+    if (length := len(os.fsencode(path))) > UNIX_PATH_MAX:
+        _refuse(f"--listen {description}: the path has {length} bytes, and a socket's at most {UNIX_PATH_MAX}")
