@@ -234,6 +234,7 @@ class Daemon(Service):
         """Settle what an earlier daemon left, then serve."""
         super().startService()
         _close_on_exec()
+        signal.pthread_sigmask(signal.SIG_SETMASK, ())  # whatever it was started with: it is to be stoppable
         logging.getLogger().addHandler(_ToTwisted(logging.WARNING))
         self._store.open()
         self._runner.recover()
