@@ -226,10 +226,14 @@ class Processes:
     _environment: Mapping[str, str]
     _workdir: str
     """Absolute."""
+    _bash: str = attrs.field(init=False)
+
+    def __attrs_post_init__(self) -> None:
+        self._bash = shutil.which("bash", path=self._environment.get("PATH")) or "/bin/bash"
 
     def spawn(self, words: Sequence[str], task_id: str, mark: str, stdout: int, stderr: int) -> TaskProtocol:
         environment = {**self._environment, TASK_ID: task_id, TASK_MARK: mark}
-        bash = shutil.which("bash", path=environment.get("PATH")) or "/bin/bash"
+        bash = self._bash
         argv = [bash, *words]
         try:
             # posix_spawn cannot change the directory, and one that is gone or replaced is to be noticed.

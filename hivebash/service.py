@@ -9,6 +9,7 @@ is still a terminal to tell. What must not cross that fork(2), the open database
 from __future__ import annotations
 
 import fcntl
+import gc
 import logging
 import math
 import os
@@ -238,6 +239,9 @@ class Daemon(Service):
         logging.getLogger().addHandler(_ToTwisted(logging.WARNING))
         self._store.open()
         self._runner.recover()
+        # What is there now stays: the collector need not look at it again and again while tasks wait.
+        gc.collect()
+        gc.freeze()
         self._reactor.callWhenRunning(self._serve)
         for port in self._ports:
             _log.info("serving MCP at {address}", address=_shown(port.getHost()))

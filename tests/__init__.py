@@ -1,0 +1,1 @@
+"""The tests: python -m twisted.trial tests."""
