@@ -12,6 +12,7 @@ import asyncio
 import contextlib
 from collections.abc import Awaitable, Callable, MutableMapping
 from typing import Any
+from urllib.parse import unquote_to_bytes
 
 from twisted.internet.defer import Deferred
 from twisted.logger import Logger
@@ -107,7 +108,7 @@ def _scope(request: Request) -> Message:
         "http_version": request.clientproto.removeprefix(b"HTTP/").decode("ascii"),
         "method": request.method.decode("ascii"),
         "scheme": "https" if request.isSecure() else "http",
-        "path": request.path.decode("utf-8", "replace"),
+        "path": unquote_to_bytes(path).decode("utf-8", "replace"),
         "raw_path": path,
         "query_string": query,
         "root_path": "",

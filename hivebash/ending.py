@@ -37,6 +37,9 @@ class Ending:
     leader: Identity | None = None
     sent: Sent | None = None
     _known: Sequence[Identity] = ()
+    _blind: bool = False
+    """Whether the last look failed: then nothing is known to be gone."""
+    _forced: bool = False
     _destroy_at: float | None = None
     """When the ladder gets to SIGKILL, on the monotonic clock."""
     _pause: float = 0.0
@@ -49,8 +52,13 @@ class Ending:
         return self._known
 
     def members(self) -> Sequence[Identity]:
-        """The live processes of the task."""
-        self._known = self._reach.members(self.leader, self._mark, self._known)
+        """The live processes of the task, as the last look that succeeded found them."""
+        try:
+            self._known = self._reach.members(self.leader, self._mark, self._known)
+            self._blind = False
+        except OSError as error:
+            _log.error("the processes of a task cannot be looked at: {error}", error=error)
+            self._blind = True
         return self._known
 
     def interrupt(self) -> None:
@@ -72,17 +80,18 @@ class Ending:
         """SIGKILL to every process."""
         killed = self._kill()
         self.sent = Sent("SIGKILL", killed) if killed else None
+        self._forced = True
         self._destroy_at = self._clock.seconds()
         self._watch()
 
     def sweep(self) -> None:
         """The leader is gone: what is left of the task follows."""
-        if self._destroy_at is not None and self._destroy_at <= self._clock.seconds():
-            self.destroy()
-        elif self.members():
-            self.terminate()
-        else:
+        if not self.members() and not self._blind:
             self._over()
+        elif self._forced or (self._destroy_at is not None and self._destroy_at <= self._clock.seconds()):
+            self.destroy()
+        else:
+            self.terminate()
 
     def when_gone(self) -> Deferred[None]:
         """Fires when the ladder is over, at once when there is none. A new Deferred for each call; never fails."""
@@ -124,7 +133,7 @@ class Ending:
 
     def _look(self) -> None:
         self._next_look = None
-        if not self.members():
+        if not self.members() and not self._blind:
             self._over()
             return
         now = self._clock.seconds()

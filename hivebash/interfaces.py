@@ -51,21 +51,23 @@ class IReach(Interface):
     boot_id: str = Attribute("The boot of all that is identified here.")
 
     def identify(pid: int) -> Identity | None:
-        """Which process has ``pid`` now, a zombie too; None: none has."""
+        """Which process has ``pid`` now, a zombie too; None: none has. Raises OSError."""
 
     def members(leader: Identity | None, mark: str, known: Iterable[Identity]) -> Sequence[Identity]:
         """The live processes of a task, zombies not among them.
 
         Those that bear ``mark`` in their environment, wherever they went; and those of the leader's session, as long
         as that surely still is the same: the leader is there (if only as a zombie), or one of ``known``, which an
-        earlier look found.
+        earlier look found. The daemon itself is never among them.
+
+        Raises OSError: the daemon cannot look, so nothing is known.
         """
 
     def counts(tasks: Mapping[str, tuple[Identity | None, Iterable[Identity]]]) -> Mapping[str, int]:
-        """How many live processes each of the tasks has, with a single look. Keys are marks."""
+        """How many live processes each of the tasks has, with a single look. Keys are marks. Raises OSError."""
 
     def marks() -> Mapping[str, Sequence[Identity]]:
-        """Every mark that a live process bears, with those that bear it."""
+        """Every mark that a live process bears, with those that bear it. Raises OSError."""
 
     def interrupt(leader: Identity) -> int:
         """Send SIGINT to the process group of a leader that was not reaped yet; how many were in it."""

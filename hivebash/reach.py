@@ -10,6 +10,7 @@ cleared their environment too are not found here.
 
 from __future__ import annotations
 
+import errno
 import os
 import signal
 import time
@@ -71,7 +72,10 @@ class ProcReach:
         return marks
 
     def interrupt(self, leader: Identity) -> int:
-        count = sum(entry.group == leader.pid and not entry.dead for entry in self._look().table)
+        try:
+            count = sum(entry.group == leader.pid and not entry.dead for entry in self._look().table)
+        except OSError:  # the daemon cannot look, but the leader is one
+            count = 1
         try:
             os.killpg(leader.pid, signal.SIGINT)
             os.killpg(leader.pid, signal.SIGCONT)  # one that is stopped could not act on it
@@ -88,14 +92,14 @@ class ProcReach:
     def _signal(self, process: Identity, number: int) -> bool:
         try:
             pidfd = os.pidfd_open(process.pid)
-        except OSError:  # it is gone, or descriptors are; the next look finds it again
+        except OSError:  # it is gone, or no descriptor is left; then the next look finds it again
             return False
         try:
             entry = _entry(process.pid, self.boot_id)
             if entry is None or entry.identity != process or entry.dead:
                 return False
             signal.pidfd_send_signal(pidfd, number)
-        except (ProcessLookupError, PermissionError):
+        except OSError:
             return False
         finally:
             os.close(pidfd)
@@ -108,7 +112,8 @@ class _Look:
     def __init__(self, pids: Iterable[int], assignment: bytes, boot_id: str) -> None:
         self._assignment = assignment
         self._marks: dict[Identity, str] = {}
-        self.table = [entry for pid in pids if (entry := _entry(pid, boot_id)) is not None]
+        # The daemon itself may have been started by a task of an earlier one; it is nobody's to end.
+        self.table = [entry for pid in pids if pid != os.getpid() and (entry := _entry(pid, boot_id)) is not None]
 
     def members(self, leader: Identity | None, mark: str, known: Iterable[Identity]) -> Sequence[Identity]:
         session = None if leader is None else leader.pid
@@ -129,7 +134,9 @@ class _Look:
         if process not in self._marks:
             try:
                 environment = b"\0" + _read(f"/proc/{process.pid}/environ")
-            except OSError:  # it is gone, or another user's
+            except OSError as error:
+                if error.errno not in _GONE:
+                    raise
                 environment = b""
             _, found, rest = environment.partition(b"\0" + self._assignment)
             self._marks[process] = rest.partition(b"\0")[0].decode("ascii", "replace") if found else ""
@@ -138,6 +145,10 @@ class _Look:
 
 def _all_pids() -> list[int]:
     return [int(name) for name in os.listdir("/proc") if name.isdecimal()]
+
+
+_GONE = frozenset((errno.ENOENT, errno.ESRCH, errno.EACCES, errno.EPERM))
+"""How /proc says that a process went away, or is another user's."""
 
 
 def _pids_since(leader: Identity) -> Iterable[int] | None:
@@ -154,13 +165,19 @@ def _pids_since(leader: Identity) -> Iterable[int] | None:
 
 
 def _entry(pid: int, boot_id: str) -> _Entry | None:
+    """What is known of a process, None if there is none. Raises OSError: the daemon cannot look."""
     try:
         stat = _read(f"/proc/{pid}/stat")
+    except OSError as error:
+        if error.errno not in _GONE:
+            raise
+        return None
+    try:
         # Field 2, the name, is in parentheses and may hold anything. After it: state, ppid, pgrp, session; start is 22.
         fields = stat[stat.rindex(b")") + 2 :].split(None, 20)
         identity = Identity(pid, int(fields[19]), boot_id)
         return _Entry(identity, int(fields[2]), int(fields[3]), fields[0][0] in _DEAD)
-    except (OSError, ValueError, IndexError):  # it went away before it was read, or while
+    except (ValueError, IndexError):  # it went away while it was read
         return None
 
 

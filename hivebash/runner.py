@@ -23,7 +23,7 @@ from twisted.logger import Logger
 
 from hivebash import limits, wording
 from hivebash.ending import Ending
-from hivebash.interfaces import CannotStart, IProcesses, IReach, ISpool, ITaskStore, StoreError
+from hivebash.interfaces import CannotStart, IProcess, IProcesses, IReach, ISpool, ITaskStore, StoreError
 from hivebash.lifecycle import Life, end_of_lost, new_life
 from hivebash.requests import Kill, Refusal, Run
 from hivebash.retention import Retention
@@ -242,6 +242,7 @@ class TaskRunner:
 
     def _start(self, active: _Active) -> None:
         task = active.task
+        process: IProcess | None = None
         with contextlib.ExitStack() as descriptors:
             try:
                 stdout, stderr = self._spool.create(task.id)
@@ -250,8 +251,12 @@ class TaskRunner:
                 process = self._processes.spawn(self._words(task), task.id, task.mark, stdout, stderr)
             except CannotStart as error:
                 active.life.fail(str(error))
-                self._finish(active)
-                return
+            except Exception:  # noqa: BLE001 - whatever it was, the task must end and the next one get its turn
+                _log.failure("task {id} could not be started", id=task.id)
+                active.life.fail("an error inside the daemon; its log says why")
+        if process is None:
+            self._finish(active)
+            return
         self._running += 1
         active.started_at = self._clock.seconds()
         active.ending.leader = process.identity

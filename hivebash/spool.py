@@ -90,19 +90,27 @@ class Spool:
 
     def _stream(self, task_id: str, suffix: str, *, tails: bool) -> Stream:
         path = self._path(task_id, suffix)
+        nothing = "" if tails else None
+        try:
+            status = os.lstat(path)
+        except OSError:  # not there yet, or no more
+            return Stream(path, 0, nothing)
+        if not stat.S_ISREG(status.st_mode):
+            return Stream(path, 0, nothing)
+        if not tails or not status.st_size:
+            return Stream(path, status.st_size, nothing)
         try:
             descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
-        except OSError:  # not there yet, or no more, or not ours: nothing to show
-            return Stream(path, 0, "" if tails else None)
+        except OSError as error:
+            _log.error("{path} cannot be read: {error}", path=path, error=error.strerror)
+            return Stream(path, status.st_size, nothing)
         try:
-            status = os.fstat(descriptor)
-            if not stat.S_ISREG(status.st_mode):
-                return Stream(path, 0, "" if tails else None)
-            size = status.st_size
-            if not tails:
-                return Stream(path, size)
+            size = os.fstat(descriptor).st_size
             start = max(0, size - limits.TAIL_WINDOW)
             data = os.pread(descriptor, limits.TAIL_WINDOW, start)
-            return Stream(path, size, tail(data, limits.TAIL_BYTES, cut=start > 0))
+        except OSError as error:  # another kind of file has taken its place
+            _log.error("{path} cannot be read: {error}", path=path, error=error.strerror)
+            return Stream(path, status.st_size, nothing)
         finally:
             os.close(descriptor)
+        return Stream(path, size, tail(data, limits.TAIL_BYTES, cut=start > 0))

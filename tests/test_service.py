@@ -1,0 +1,55 @@
+"""The command line, as far as no daemon is needed to see what it does."""
+
+from __future__ import annotations
+
+import os
+
+from twisted.trial.unittest import SynchronousTestCase
+
+from hivebash.service import Options, default_state_dir
+
+
+class OptionsTests(SynchronousTestCase):
+    """What options mean."""
+
+    def parse(self, *arguments: str) -> Options:
+        options = Options()
+        options.parseOptions(list(arguments))
+        return options
+
+    def test_defaults(self) -> None:
+        """Without options everything is as documented."""
+        options = self.parse()
+        self.assertEqual(options.listen, ["tcp:8712:interface=127.0.0.1"])
+        self.assertEqual(options["workdir"], os.getcwd())
+        self.assertEqual((options["max-running"], options["kill-grace"]), (64, 5))
+        self.assertEqual((options["keep"], options["keep-days"]), (1000, 7))
+
+    def test_repeated(self) -> None:
+        """Some options may be repeated, and keep their order."""
+        options = self.parse(
+            "--listen", "tcp:1", "--listen", "unix:/x", "--env", "A=1=2", "--env", "B=", "--allow-host", "A.example",
+            "--allow-host", "::1", "--allow-host", "[fd00::1]",
+        )  # fmt: skip
+        self.assertEqual(options.listen, ["tcp:1", "unix:/x"])
+        self.assertEqual(options.environment_changes, [("A", "1=2"), ("B", "")])
+        self.assertEqual(options.allowed_hosts, {"a.example", "::1", "fd00::1"})
+
+    def test_paths(self) -> None:
+        """Paths are meant from where the daemon is started."""
+        options = self.parse("--state-dir", "a", "--workdir", "..")
+        self.assertEqual(options["state-dir"], os.path.abspath("a"))
+        self.assertEqual(options["workdir"], os.path.dirname(os.getcwd()))
+
+    def test_fault(self) -> None:
+        """A fault ends the program with one line."""
+        fault = self.assertRaises(SystemExit, self.parse, "--max-running", "-3")
+        self.assertEqual(fault.code, "hivebash: --max-running takes a whole number, 1 or more, not '-3'")
+
+    def test_state_directory(self) -> None:
+        """The first of the variables that is set says where things are kept."""
+        every = {"HIVEBASH_STATE_DIR": "/a", "STATE_DIRECTORY": "/b:/c", "XDG_STATE_HOME": "/d"}
+        self.assertEqual(default_state_dir(every), "/a")
+        self.assertEqual(default_state_dir({**every, "HIVEBASH_STATE_DIR": ""}), "/b")
+        self.assertEqual(default_state_dir({"XDG_STATE_HOME": "/d"}), "/d/hivebash")
+        self.assertEqual(default_state_dir({}), os.path.expanduser("~/.local/state/hivebash"))
