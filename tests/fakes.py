@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import itertools
 import os
 import signal
@@ -50,7 +51,9 @@ class FakeMachine:
         """Every signal to a group or to members: its name and how many got it."""
         self.dying: list[tuple[FakeProcess, int]] = []
         """Leaders that a signal ended, and whose end was not seen yet."""
-        self.trouble: str | None = None
+        self.trouble: str | Exception | None = None
+        self.blind = False
+        """Whether nothing can be looked at, as when the daemon has no descriptor left."""
         self._pids = itertools.count(1000)
 
     def new_identity(self) -> Identity:
@@ -61,6 +64,8 @@ class FakeMachine:
 
     def spawn(self, words: Sequence[str], task_id: str, mark: str, stdout: int, stderr: int) -> FakeProcess:
         os.fstat(stdout), os.fstat(stderr)
+        if isinstance(self.trouble, Exception):
+            raise self.trouble
         if self.trouble is not None:
             raise CannotStart(self.trouble)
         process = FakeProcess(self.new_identity(), mark, tuple(words))
@@ -88,6 +93,8 @@ class FakeMachine:
         return next((process.identity for process in self.running if process.identity.pid == pid), None)
 
     def members(self, leader: Identity | None, mark: str, known: Iterable[Identity]) -> Sequence[Identity]:
+        if self.blind:
+            raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
         found = set(self.foreign.get(mark, ()))
         for process in self.processes:
             if process.mark == mark:

@@ -135,6 +135,14 @@ class RunTests(RunnerCase):
         self.machine.trouble = None
         self.started()
 
+    def test_error_at_the_start(self) -> None:
+        """The same if the reason is an error of the daemon's own, which its log has."""
+        self.machine.trouble = RuntimeError("surprise")
+        task = self.successResultOf(self.run_task(wait=3)).task
+        self.assertTrue(task.could_not_start)
+        self.assertEqual(len(self.flushLoggedErrors(RuntimeError)), 1)
+        self.assertEqual(self.runner.load(), (0, 0))
+
     def test_no_files(self) -> None:
         """The same when its files cannot be made."""
         self.bench.spool.trouble = "its file /x: No space left on device"
@@ -412,6 +420,28 @@ class EndingTests(RunnerCase):
         self.machine.exit(process)
         self.assertEqual(self.runner.kill(Kill(task_id, force=True)).sent, Sent("SIGKILL", 1))
         self.assertEqual(self.successResultOf(self.observe(task_id)).processes, 0)
+
+    def test_blind(self) -> None:
+        """While the daemon cannot look nothing counts as gone: ends are told, and what is left is ended later."""
+        task_id, process = self.started()
+        self.machine.fork(process)
+        self.runner.kill(Kill(task_id))
+        self.machine.blind = True
+        self.machine.exit(process)
+        self.assertEqual(self.state(task_id), State.KILLED)
+        self.bench.advance(20)
+        self.machine.blind = False
+        self.bench.advance(1)
+        self.assertEqual(self.machine.members(None, process.mark, ()), ())
+        self.assertEqual(self.bench.runner.load(), (0, 0))
+
+    def test_force_is_remembered(self) -> None:
+        """What comes to light after a forced kill gets SIGKILL too."""
+        task_id, process = self.started()
+        self.runner.kill(Kill(task_id, force=True))
+        self.machine.fork(process)
+        self.machine.bury()
+        self.assertEqual(self.machine.sent[-1], ("SIGKILL", 1))
 
     def test_nothing_polls(self) -> None:
         """While nothing is being ended no timer runs but deadlines, and the ladder is over when all are gone."""
