@@ -23,11 +23,14 @@ running      kill                      killing (interrupt, or destroy with force
 running      expire                    expiring (terminate)
 running      halt                      halting (terminate)
 running      lost                      interrupted
-killing      exited, lost              killed (sweep)
+killing      exited                    killed (sweep)
 killing      kill                      killing (interrupt, or destroy)
 killing      expire, halt              killing (terminate)
-expiring     exited, lost              timed_out (sweep)
-halting      exited, lost              interrupted (sweep)
+expiring     exited                    timed_out (sweep)
+halting      exited                    interrupted (sweep)
+killing      lost                      killed
+expiring     lost                      timed_out
+halting      lost                      interrupted
 expiring,    kill                      the same (interrupt, or destroy)
 halting
 any other    kill, expire, halt        the same

@@ -242,7 +242,8 @@ class Daemon(Service):
         # What is there now stays: the collector need not look at it again and again while tasks wait.
         gc.collect()
         gc.freeze()
-        self._reactor.callWhenRunning(self._serve)
+        # Not callWhenRunning, which calls before the event loop runs: what asks for "the" loop then may get another.
+        self._reactor.callLater(0, self._serve)
         for port in self._ports:
             _log.info("serving MCP at {address}", address=_shown(port.getHost()))
 

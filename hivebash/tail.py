@@ -11,9 +11,12 @@ import re
 
 # ECMA-48 control functions: CSI with parameter, intermediate and final bytes; the string sequences (OSC, DCS, SOS,
 # PM, APC) up to ST or BEL; two-character and charset escapes. A sequence that the end of the text cuts counts too.
+# A terminal swallows whatever follows a string sequence that is not ended; here lines of output are not given up for
+# one: it ends with its line, and the one-byte forms, which misread text has, count only where they are ended there.
 _ESCAPE = re.compile(
     r"(?:\x1b\[|\x9b)[0-?]*[ -/]*(?:[@-~]|$)"
-    r"|(?:\x1b[\]PX^_]|[\x90\x98\x9d-\x9f])[^\x07\x1b\x9c]*(?:\x07|\x1b\\|\x9c|(?=\x1b)|$)"
+    r"|\x1b[\]PX^_][^\x07\x1b\x9c\n]*(?:\x07|\x1b\\|\x9c|(?=[\x1b\n])|$)"
+    r"|[\x90\x98\x9d-\x9f][^\x07\x1b\x9c\n]*(?:\x07|\x1b\\|\x9c)"
     r"|\x1b[ -/]*(?:[0-~]|$)"
     r"|\x1b"
 )
@@ -33,8 +36,12 @@ def tail(data: bytes, limit: int, *, cut: bool = False) -> str:
     """
     if cut:
         newline = data.find(b"\n") + 1
-        # A whole line to begin with, where enough is left; else at least a whole character.
-        data = data[newline if newline and len(data) - newline >= limit else _continuation(data) :]
+        if newline and len(data) - newline >= limit:
+            data = data[newline:]  # a whole line to begin with
+        else:
+            # What is before the first return was overwritten, or is the rest of an escape sequence.
+            line = data[: newline or len(data)]
+            data = data[line.find(b"\r") + 1 or _continuation(data) :]
     text = data.decode("utf-8", "replace")
     if not text.isprintable():
         text = _shown(text)
@@ -83,7 +90,7 @@ def _overwritten(line: str) -> str:
             if part[1] == "0":
                 del shown[column:]
             elif part[1] == "1":
-                shown[:column] = [" "] * column
+                shown[: column + 1] = [" "] * min(column + 1, len(shown))
             else:
                 shown = [" "] * column
         else:

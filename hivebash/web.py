@@ -63,7 +63,7 @@ class McpEndpoint:
         self._idle: list[Deferred[None]] = []
 
     def start(self) -> None:
-        """Serve; call it once the reactor runs."""
+        """Serve. To be called in the running event loop."""
         self._running = asyncio.ensure_future(self._run())
         self._running.add_done_callback(_log_failure)
 

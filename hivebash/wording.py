@@ -55,8 +55,12 @@ def reason(task: Task) -> str | None:
 
 
 def number(value: float) -> str:
-    """Seconds as a person writes them: 5, 0.25."""
-    return f"{value:.2f}".rstrip("0").rstrip(".") if value < 1e15 else f"{value:g}"
+    """Seconds as a person writes them: 5, 0.25, 0.003."""
+    if value < 0.01:
+        return f"{value:.1g}"
+    if value >= 1e15:
+        return f"{value:g}"
+    return f"{value:.2f}".rstrip("0").rstrip(".")
 
 
 def shown_command(cmd: str) -> str:
@@ -205,7 +209,8 @@ def _streams(snapshot: Snapshot) -> list[str]:
 
 
 def _extent(stream: Stream) -> str:
-    if stream.size <= limits.TAIL_BYTES:
+    # Bytes that are no text grow when they are shown, so that a small file may not fit either.
+    if stream.size <= limits.TAIL_BYTES and len((stream.tail or "").encode()) <= limits.TAIL_BYTES - 4:
         return ""
     return f" (the end of {stream.size} bytes in {stream.path})"
 

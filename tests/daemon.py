@@ -100,7 +100,7 @@ class Reply:
 class DaemonCase(TestCase):
     """Starts daemons on a state directory of the test's own, and leaves none behind."""
 
-    timeout = 120
+    timeout = 60
     options: tuple[str, ...] = ()
 
     def setUp(self) -> None:

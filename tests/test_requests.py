@@ -52,7 +52,7 @@ def parse(tool: str, **arguments: Any) -> Any:
     return parser(least | arguments)
 
 
-def number_of(tool: str, argument: str, value: object) -> float:
+def number_of(tool: str, argument: str, value: object) -> Any:
     request = parse(tool, **{argument: value})
     return request.timeout_secs if argument == "timeout_secs" else request.wait.seconds
 
@@ -184,8 +184,8 @@ class RefusedTests(RequestsCase):
 
     def test_numbers(self) -> None:
         """What is not a number of seconds from 0 up is refused, in each argument that takes one."""
-        negative = [-1, -0.001, "-1", "-0.5", -(10**400)]
-        endless = [math.inf, -math.inf, math.nan, "inf", "Infinity", "nan", "1e999", 10**400]
+        negative = [-1, -0.001, "-1", "-0.5", -(10**5000)]
+        endless = [math.inf, -math.inf, math.nan, "inf", "Infinity", "nan", "1e999", 10**400, 10**5000]
         text = [
             "",
             " ",
@@ -240,7 +240,7 @@ class SurrogateTests(SynchronousTestCase):
     """Half a character in a JSON text does not spoil the text."""
 
     @RULES
-    @given(st.text(st.sampled_from('a"\\u/é\n\ud83d\udbff\ude00\udc00😀') | st.characters(), max_size=12))
+    @given(st.text(st.sampled_from('a"\\u/é\n\ud83d\udbff\ude00\udc00😀'), max_size=12))
     def test_any_text(self, text: str) -> None:
         """Each lone half becomes a NUL; pairs, backslashes and the rest stay as they are."""
         whole = text.encode("utf-16", "surrogatepass").decode("utf-16", "surrogatepass")
@@ -253,6 +253,7 @@ class SurrogateTests(SynchronousTestCase):
         for half in (b"\\uD83D", b"\\uDE00", b"\\udE00"):
             self.assertEqual(without_lone_surrogates(b'"%b"' % half), b'"\\u0000"')
         self.assertEqual(without_lone_surrogates(b'"\\uD83d\\uDe00"'), b'"\\uD83d\\uDe00"')
+        self.assertEqual(without_lone_surrogates(b'"\\uDBFF\\uDC00"'), b'"\\uDBFF\\uDC00"')
 
     def test_untouched(self) -> None:
         """A text without such an escape is the same bytes, also if it is no JSON."""

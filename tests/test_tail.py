@@ -52,7 +52,7 @@ UNSEEN: list[Token] = [
         b"\xc2\x85",
     )
 ]
-TOKENS = st.lists(st.one_of(TEXT, TEXT, st.sampled_from(MOVES), st.sampled_from(REPLACED + UNSEEN)), max_size=30)
+TOKENS = st.lists(st.one_of(TEXT, st.sampled_from(MOVES), st.sampled_from(REPLACED + UNSEEN)), max_size=30)
 
 
 def written(tokens: Sequence[Token]) -> bytes:
@@ -106,6 +106,14 @@ class TerminalTests(SynchronousTestCase):
     def test_plain(self, text: str) -> None:
         """Text without controls comes as it is, spaces, tabs and newlines too."""
         self.assertEqual(tail(text.encode(), ALL), text)
+
+    def test_each_piece(self) -> None:
+        """Each sequence is gone, each bad byte marked, and each move is made."""
+        for token in MOVES + REPLACED + UNSEEN:
+            for before in ([], MOVES[:1], MOVES[1:2] * 2, MOVES[1:2] * 4):
+                tokens: list[Token] = [(b"abc", "abc"), *before, token]
+                for after in ([], [(b"d", "d")], [(b"defg", "defg")]):
+                    self.assertEqual(trimmed(tail(written(tokens + after), ALL)), trimmed(terminal(tokens + after)))
 
     def test_examples(self) -> None:
         """What well-known programs write."""
@@ -207,3 +215,19 @@ class CutTests(SynchronousTestCase):
     def test_continuation_bytes_of_a_whole_file(self) -> None:
         """Without a cut every bad byte is marked."""
         self.assertEqual(tail(b"\xa9\xa9ab", 10), BAD * 2 + "ab")
+
+
+class WindowTests(SynchronousTestCase):
+    """What a window that begins anywhere must not invent, and what a terminal would swallow."""
+
+    def test_cut_in_a_progress_bar(self) -> None:
+        """A window that begins inside a sequence of a progress bar shows the bar's last state, and nothing else."""
+        bar = b"".join(b"\x1b[32m%3d%%\x1b[0m\r" % (number % 100) for number in range(9000)) + b"\n"
+        self.assertEqual({tail(bar[start:], 4096, cut=True) for start in range(30000, 30040)}, {" 99%\n"})
+        title = b"\x1b]0;tttttttt\x07ok\r" * 50
+        self.assertEqual({tail(title[start:], 4096, cut=True) for start in range(40)}, {"ok"})
+
+    def test_sequences_without_end(self) -> None:
+        """A string sequence that is not ended costs at most its own line."""
+        for opening in (b"\x1b]0;", b"\x1bX", b"\x1bP", "\x98".encode(), "\x9d".encode(), "\x90".encode()):
+            self.assertTrue(tail(b"a" + opening + b"b\nerror: c\n", 4096).endswith("\nerror: c\n"), opening)

@@ -57,13 +57,19 @@ def snapshot(
     out: str | None = "", err: str | None = "", *, duration: float = 1.5, processes: int = 0, **task: Any
 ) -> Snapshot:
     """A task of id ``a`` that is done with 0, as far as not told otherwise."""
-    fields = {"leader": Identity(1, 2, "boot"), "state": State.DONE, "exit": Exit(0), "cmd": "true"} | task
+    fields: dict[str, Any] = {
+        "leader": Identity(1, 2, "boot"),
+        "state": State.DONE,
+        "exit": Exit(0),
+        "cmd": "true",
+    } | task
     streams = [Stream(f"/s/a.{name}", len(text or ""), text) for name, text in (("out", out), ("err", err))]
     return Snapshot(Task("a", submitted_at=0.0, **fields), duration, processes, *streams)
 
 
 def running(**more: Any) -> Snapshot:
-    return snapshot(**{"state": State.RUNNING, "exit": Exit(), "processes": 1} | more)
+    fields: dict[str, Any] = {"state": State.RUNNING, "exit": Exit(), "processes": 1} | more
+    return snapshot(**fields)
 
 
 def pending(**more: Any) -> Snapshot:
@@ -172,12 +178,13 @@ class StatusObjectTests(SynchronousTestCase):
 
     def test_end(self) -> None:
         """An exit code or a signal, and the reason, as the end was."""
-        for more, expected in [
+        ends: list[tuple[dict[str, Any], object]] = [
             ({}, (0, None, None)),
             ({"exit": Exit(signal=15), "cause": Cause.DAEMON_STOPPED}, (None, "SIGTERM", "daemon stopped")),
             ({"exit": Exit(0), "cause": Cause.KILL}, (0, None, "kill")),
             ({"exit": Exit(), "cause": Cause.COULD_NOT_START, "detail": "no"}, (None, None, "could not start: no")),
-        ]:
+        ]
+        for more, expected in ends:
             status = wording.status_object(snapshot(**more))
             self.assertEqual((status["exit_code"], status["signal"], status["reason"]), expected)
 
