@@ -11,7 +11,7 @@ that it is over as soon as they are; otherwise nothing is looked at.
 from __future__ import annotations
 
 import signal
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 
 import attrs
 from twisted.internet.defer import Deferred
@@ -35,31 +35,30 @@ class Ending:
     _grace: float
     """Seconds between SIGTERM and SIGKILL."""
     leader: Identity | None = None
+    known: Sequence[Identity] = ()
+    """What the last look that succeeded found."""
     sent: Sent | None = None
-    _known: Sequence[Identity] = ()
+    """The signal that was sent last."""
     _blind: bool = False
     """Whether the last look failed: then nothing is known to be gone."""
     _forced: bool = False
+    _asked: set[Identity] = attrs.field(factory=set)
+    """Those that got SIGTERM: for some programs a second one means to hurry."""
     _destroy_at: float | None = None
-    """When the ladder gets to SIGKILL, on the monotonic clock."""
+    """When the ladder gets to SIGKILL, on the monotonic clock; None while no ladder is under way."""
     _pause: float = 0.0
+    _empty_looks: int = 0
     _next_look: IDelayedCall | None = None
     _gone: list[Deferred[None]] = attrs.field(factory=list)
-
-    @property
-    def known(self) -> Iterable[Identity]:
-        """What the last look found."""
-        return self._known
 
     def members(self) -> Sequence[Identity]:
         """The live processes of the task, as the last look that succeeded found them."""
         try:
-            self._known = self._reach.members(self.leader, self._mark, self._known)
+            self.known = self._reach.members(self.leader, self._mark, self.known)
             self._blind = False
         except OSError as error:
-            _log.error("the processes of a task cannot be looked at: {error}", error=error)
-            self._blind = True
-        return self._known
+            self._cannot(error)
+        return self.known
 
     def interrupt(self) -> None:
         """SIGINT to the process group."""
@@ -68,30 +67,23 @@ class Ending:
 
     def terminate(self) -> None:
         """SIGTERM to every process; after the grace SIGKILL to those that are left."""
-        members = self.members()
-        count = self._reach.signal(members, signal.SIGTERM)
-        self._reach.signal(members, signal.SIGCONT)  # one that is stopped could not act on the other
-        self.sent = Sent("SIGTERM", count) if count else None
-        if self._destroy_at is None:
-            self._destroy_at = self._clock.seconds() + self._grace
-        self._watch()
+        self._asked.clear()
+        self.sent = None
+        self._terminate_new()
 
     def destroy(self) -> None:
         """SIGKILL to every process."""
         killed = self._kill()
         self.sent = Sent("SIGKILL", killed) if killed else None
         self._forced = True
-        self._destroy_at = self._clock.seconds()
-        self._watch()
+        self._watch(self._clock.seconds())
 
     def sweep(self) -> None:
         """The leader is gone: what is left of the task follows."""
-        if not self.members() and not self._blind:
-            self._over()
-        elif self._forced or (self._destroy_at is not None and self._destroy_at <= self._clock.seconds()):
+        if self._forced or (self._destroy_at is not None and self._destroy_at <= self._clock.seconds()):
             self.destroy()
         else:
-            self.terminate()
+            self._terminate_new()
 
     def when_gone(self) -> Deferred[None]:
         """Fires when the ladder is over, at once when there is none. A new Deferred for each call; never fails."""
@@ -107,20 +99,41 @@ class Ending:
             self._next_look.cancel()
             self._next_look = None
 
+    def _terminate_new(self) -> None:
+        """SIGTERM to those that did not get it yet."""
+        fresh = [process for process in self.members() if process not in self._asked]
+        try:
+            count = self._reach.signal(fresh, signal.SIGTERM)
+            self._reach.signal(fresh, signal.SIGCONT)  # one that is stopped could not act on the other
+        except OSError as error:
+            self._cannot(error)
+        else:
+            self._asked.update(fresh)
+            if count:
+                self.sent = Sent("SIGTERM", count)
+        self._watch(self._clock.seconds() + self._grace if self._destroy_at is None else self._destroy_at)
+
     def _kill(self) -> int:
         """SIGKILL to all, and to those that they forked meanwhile; how many got it."""
         hit: set[Identity] = set()
-        killed = 0
-        for _ in range(limits.KILL_ROUNDS):
-            fresh = [process for process in self.members() if process not in hit]
-            if not fresh:
-                break
-            killed += self._reach.signal(fresh, signal.SIGKILL)
-            hit.update(fresh)
-        return killed
+        try:
+            for _ in range(limits.KILL_ROUNDS):
+                fresh = set(self._reach.destroy(self.leader, self._mark, self.known)) - hit
+                if not fresh:
+                    break
+                hit |= fresh
+        except OSError as error:
+            self._cannot(error)
+        return len(hit)
 
-    def _watch(self) -> None:
+    def _cannot(self, error: OSError) -> None:
+        _log.error("the processes of a task cannot be looked at: {error}", error=error)
+        self._blind = True
+
+    def _watch(self, destroy_at: float) -> None:
         self.abandon()
+        self._destroy_at = destroy_at
+        self._empty_looks = 0
         self._pause = limits.LOOK_FIRST
         self._later()
 
@@ -134,23 +147,34 @@ class Ending:
     def _look(self) -> None:
         self._next_look = None
         if not self.members() and not self._blind:
-            self._over()
-            return
-        now = self._clock.seconds()
-        if self._destroy_at is not None and now >= self._destroy_at:
-            self._kill()
-            if now >= self._destroy_at + limits.KILL_GIVE_UP:
-                _log.error(
-                    "{count} processes of a task outlive SIGKILL: {pids}",
-                    count=len(self._known),
-                    pids=[process.pid for process in self._known],
-                )
+            # A process that forks and ends all the time can slip through one look, hardly through several.
+            self._empty_looks += 1
+            if self._empty_looks >= limits.EMPTY_LOOKS:
                 self._over()
                 return
+            self._pause = limits.LOOK_FIRST
+            self._later()
+            return
+        self._empty_looks = 0
+        now = self._clock.seconds()
+        if self._destroy_at is None or now < self._destroy_at:
+            self._later()
+            return
+        self._kill()
+        if now >= self._destroy_at + limits.KILL_GIVE_UP:
+            _log.error(
+                "{count} processes of a task outlive SIGKILL: {pids}",
+                count=len(self.known),
+                pids=[process.pid for process in self.known],
+            )
+            self._over()
+            return
+        self._pause = min(self._pause, limits.LOOK_KILL)
         self._later()
 
     def _over(self) -> None:
         self.abandon()
         self._destroy_at = None
+        self._asked.clear()
         while self._gone:
             self._gone.pop(0).callback(None)

@@ -6,6 +6,7 @@ Rank 2. Deferreds and values only; whoever implements one of these is rank 3 or 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager
 
 from twisted.internet.defer import Deferred
 from zope.interface import Attribute, Interface
@@ -56,9 +57,9 @@ class IReach(Interface):
     def members(leader: Identity | None, mark: str, known: Iterable[Identity]) -> Sequence[Identity]:
         """The live processes of a task, zombies not among them.
 
-        Those that bear ``mark`` in their environment, wherever they went; and those of the leader's session, as long
-        as that surely still is the same: the leader is there (if only as a zombie), or one of ``known``, which an
-        earlier look found. The daemon itself is never among them.
+        Those that bear ``mark`` in their environment, wherever they went; those of ``known``, which an earlier look
+        found; and those of the leader's session, as long as that surely still is the same: one of these is in it, or
+        the leader, if only as a zombie. The daemon itself is never among them.
 
         Raises OSError: the daemon cannot look, so nothing is known.
         """
@@ -69,11 +70,17 @@ class IReach(Interface):
     def marks() -> Mapping[str, Sequence[Identity]]:
         """Every mark that a live process bears, with those that bear it. Raises OSError."""
 
+    def one_look() -> AbstractContextManager[None]:
+        """Within this context all questions are answered from a single look. Raises OSError."""
+
     def interrupt(leader: Identity) -> int:
         """Send SIGINT to the process group of a leader that was not reaped yet; how many were in it."""
 
     def signal(processes: Iterable[Identity], number: int) -> int:
-        """Send a signal to each that still is the same process; how many got it."""
+        """Send a signal to each that still is the same process; how many got it. Raises OSError."""
+
+    def destroy(leader: Identity | None, mark: str, known: Iterable[Identity]) -> Sequence[Identity]:
+        """SIGKILL to all members, to the leader's group at one stroke; who got it. Raises OSError."""
 
 
 class ISpool(Interface):
@@ -101,6 +108,8 @@ class ISpool(Interface):
 class ITaskStore(Interface):
     """The tasks on disk. Each change is there for good once its call has returned."""
 
+    instance: str = Attribute("Tells this store from every other one; lowercase hex, the same for ever.")
+
     def add(task: Task) -> None:
         """Keep a new task, in place of a finished one of that id. Raises StoreError."""
 
@@ -115,6 +124,9 @@ class ITaskStore(Interface):
 
     def unfinished() -> Sequence[Task]:
         """Those that are pending or running, in the order of submission."""
+
+    def left_behind() -> Sequence[Task]:
+        """Finished tasks that left processes behind when they ended."""
 
     def newest(count: int) -> Sequence[Task]:
         """Finished tasks, the one that ended last first."""

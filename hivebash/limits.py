@@ -72,8 +72,14 @@ TABLE_ACTIVE: Final = 50
 TABLE_FINISHED: Final = 10
 """Newest finished tasks in the table of ``status()``."""
 
+HAUNTED_MOST: Final = 64
+"""Finished tasks with processes that are remembered until it is looked who still has any."""
+
 STORE_RETRY: Final = 1 * SECONDS
 """Between two tries to write an end down while the disk refuses it."""
+
+STORE_PATIENCE: Final = 0.1 * SECONDS
+"""How long a statement waits for somebody else's lock on the database. Nothing else happens meanwhile."""
 
 STOP_MARGIN: Final = 1 * SECONDS
 """On top of the kill grace until a stopping daemon gives up on a process that SIGKILL does not end."""
@@ -86,6 +92,12 @@ LOOK_FIRST: Final = 0.02 * SECONDS
 
 LOOK_MAX: Final = 0.5 * SECONDS
 """The longest pause between two such looks."""
+
+LOOK_KILL: Final = 0.05 * SECONDS
+"""The longest pause once SIGKILL is being sent: what outlives it forks, and each look is a chance."""
+
+EMPTY_LOOKS: Final = 3
+"""So many looks one after the other have to find nothing until a task's processes count as gone."""
 
 KILL_ROUNDS: Final = 8
 """Looks for processes that were forked during SIGKILL, in one turn of the reactor."""

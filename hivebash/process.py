@@ -256,26 +256,33 @@ class Processes:
             )
         except OSError as error:
             raise CannotStart(_why(error, bash, argv, environment)) from None
+        pidfd = -1
         try:
             pidfd = os.pidfd_open(pid)
-            identity = self._reach.identify(pid)
-        except OSError as error:
-            _discard(pid)
-            raise CannotStart(_why(error, bash, argv, environment)) from None
-        if identity is None:  # its own zombie would still be there
-            os.close(pidfd)
-            _discard(pid)
-            raise CannotStart(f"/proc does not show process {pid}")
+            identity = self._identify(pid)
+        except (OSError, CannotStart) as error:
+            _discard(pid, pidfd)
+            raise CannotStart(
+                str(error) if isinstance(error, CannotStart) else _why(error, bash, argv, environment)
+            ) from None
         protocol = TaskProtocol(identity)
         LeaderTransport(self._reactor, pid, pidfd, protocol)
         return protocol
+
+    def _identify(self, pid: int) -> Identity:
+        identity = self._reach.identify(pid)
+        if identity is None:  # even its zombie would be there
+            raise CannotStart(f"/proc does not show process {pid}")
+        return identity
 
 
 _RESETTABLE = signal.valid_signals() - {signal.SIGKILL, signal.SIGSTOP}
 
 
-def _discard(pid: int) -> None:
+def _discard(pid: int, pidfd: int) -> None:
     """End and reap a leader that cannot be watched."""
+    if pidfd != -1:
+        os.close(pidfd)
     os.kill(pid, signal.SIGKILL)
     os.waitpid(pid, 0)
 

@@ -10,11 +10,14 @@ cleared their environment too are not found here.
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import os
 import signal
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from functools import partial
+from typing import TypeVar
 
 import attrs
 from zope.interface import implementer
@@ -25,6 +28,9 @@ from hivebash.task import Identity
 
 _DEAD = frozenset(b"ZXx")
 _CHUNK = 65536
+_SPARES = 3
+"""Descriptors: a pidfd, and a file of /proc while it is read; one more, since a system call may need one for itself."""
+T = TypeVar("T")
 _TICKS = os.sysconf("SC_CLK_TCK")
 
 
@@ -46,34 +52,49 @@ class ProcReach:
     _variable: str
     """The name of the variable whose value is the mark."""
     boot_id: str = attrs.field(init=False)
+    _spares: list[int] = attrs.field(factory=list, init=False)
+    """Descriptors kept for when the daemon has none left: it is to be able to end tasks then above all."""
+    _shared: _Look | None = attrs.field(default=None, init=False)
 
     def __attrs_post_init__(self) -> None:
         self.boot_id = _read("/proc/sys/kernel/random/boot_id").decode().strip()
+        self._take_spares()
 
     def identify(self, pid: int) -> Identity | None:
-        entry = _entry(pid, self.boot_id)
+        entry = self._surely(lambda: _entry(pid, self.boot_id))
         return None if entry is None else entry.identity
 
     def members(self, leader: Identity | None, mark: str, known: Iterable[Identity]) -> Sequence[Identity]:
-        return self._look(None if leader is None else _pids_since(leader)).members(leader, mark, known)
+        return self._surely(
+            lambda: self._look(leader, None if leader is None else _pids_since(leader)).members(leader, mark, known)
+        )
 
     def counts(self, tasks: Mapping[str, tuple[Identity | None, Iterable[Identity]]]) -> Mapping[str, int]:
         if not tasks:
             return {}
-        look = self._look()
-        return {mark: len(look.members(leader, mark, known)) for mark, (leader, known) in tasks.items()}
+
+        def count() -> Mapping[str, int]:
+            look = self._look()
+            return {mark: len(look.members(leader, mark, known)) for mark, (leader, known) in tasks.items()}
+
+        return self._surely(count)
 
     def marks(self) -> Mapping[str, Sequence[Identity]]:
-        look = self._look()
-        marks: dict[str, list[Identity]] = {}
-        for entry in look.table:
-            if mark := look.mark(entry.identity):
-                marks.setdefault(mark, []).append(entry.identity)
-        return marks
+        return self._surely(lambda: self._look().marks())
+
+    @contextlib.contextmanager
+    def one_look(self) -> Iterator[None]:
+        self._shared = self._surely(self._look)
+        try:
+            yield
+        finally:
+            self._shared = None
 
     def interrupt(self, leader: Identity) -> int:
         try:
-            count = sum(entry.group == leader.pid and not entry.dead for entry in self._look().table)
+            count = self._surely(
+                lambda: sum(entry.group == leader.pid and not entry.dead for entry in self._look().table)
+            )
         except OSError:  # the daemon cannot look, but the leader is one
             count = 1
         try:
@@ -84,63 +105,122 @@ class ProcReach:
         return count
 
     def signal(self, processes: Iterable[Identity], number: int) -> int:
-        return sum(self._signal(process, number) for process in processes)
+        return sum(self._surely(partial(self._signal, process, number)) for process in processes)
 
-    def _look(self, pids: Iterable[int] | None = None) -> _Look:
-        return _Look(_all_pids() if pids is None else pids, self._variable.encode() + b"=", self.boot_id)
+    def destroy(self, leader: Identity | None, mark: str, known: Iterable[Identity]) -> Sequence[Identity]:
+        members, group = self._surely(lambda: self._look(leader).members_and_group(leader, mark, known))
+        if leader is not None and group:
+            # One stroke, under which none can fork away. The group was just seen, so its number is in use by it.
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                os.killpg(leader.pid, signal.SIGKILL)
+        hit = [process for process in members if process in group]
+        return hit + [process for process in members if process not in group and self.signal([process], signal.SIGKILL)]
+
+    def _look(self, leader: Identity | None = None, pids: Iterable[int] | None = None) -> _Look:
+        """The processes that may be of a leader's task, or all; ``pids``: those that are enough to look at."""
+        if self._shared is not None:
+            return self._shared
+        since = 0 if leader is None else leader.start_time
+        return _Look(_all_pids() if pids is None else pids, since, self._variable.encode() + b"=", self.boot_id)
 
     def _signal(self, process: Identity, number: int) -> bool:
         try:
             pidfd = os.pidfd_open(process.pid)
-        except OSError:  # it is gone, or no descriptor is left; then the next look finds it again
+        except OSError as error:
+            if error.errno not in _GONE:
+                raise
             return False
         try:
             entry = _entry(process.pid, self.boot_id)
             if entry is None or entry.identity != process or entry.dead:
                 return False
             signal.pidfd_send_signal(pidfd, number)
-        except OSError:
+        except (ProcessLookupError, PermissionError):
             return False
         finally:
             os.close(pidfd)
         return True
 
+    def _surely(self, act: Callable[[], T]) -> T:
+        """Do what needs a few descriptors, if need be with those that were kept for it."""
+        try:
+            return act()
+        except OSError as error:
+            if error.errno not in {errno.EMFILE, errno.ENFILE}:
+                raise
+        while self._spares:
+            os.close(self._spares.pop())
+        try:
+            return act()
+        finally:
+            self._take_spares()
+
+    def _take_spares(self) -> None:
+        with contextlib.suppress(OSError):
+            while len(self._spares) < _SPARES:
+                self._spares.append(os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC))
+
 
 class _Look:
-    """The process table at a moment, and the marks of those that were asked for."""
+    """The process table at a moment, and the marks in it."""
 
-    def __init__(self, pids: Iterable[int], assignment: bytes, boot_id: str) -> None:
+    def __init__(self, pids: Iterable[int], since: int, assignment: bytes, boot_id: str) -> None:
         self._assignment = assignment
-        self._marks: dict[Identity, str] = {}
-        # The daemon itself may have been started by a task of an earlier one; it is nobody's to end.
-        self.table = [entry for pid in pids if pid != os.getpid() and (entry := _entry(pid, boot_id)) is not None]
+        self._by_mark: dict[str, list[_Entry]] | None = None
+        self._by_identity: dict[Identity, _Entry] = {}
+        self._by_session: dict[int, list[_Entry]] = {}
+        for pid in pids:
+            # The daemon itself may have been started by a task of an earlier one; it is nobody's to end.
+            entry = None if pid == os.getpid() else _entry(pid, boot_id)
+            if entry is not None and entry.identity.start_time >= since:
+                self._by_identity[entry.identity] = entry
+                self._by_session.setdefault(entry.session, []).append(entry)
+
+    @property
+    def table(self) -> Iterable[_Entry]:
+        return self._by_identity.values()
 
     def members(self, leader: Identity | None, mark: str, known: Iterable[Identity]) -> Sequence[Identity]:
-        session = None if leader is None else leader.pid
-        since = 0 if leader is None else leader.start_time
-        held = {leader, *known}
-        # A session's number cannot be given again while a process is in it, so one that is known vouches for all.
-        ours = any(entry.session == session and entry.identity in held for entry in self.table)
-        return tuple(
-            entry.identity
-            for entry in self.table
-            if not entry.dead
-            and entry.identity.start_time >= since
-            and ((ours and entry.session == session) or entry.identity in held or self.mark(entry.identity) == mark)
-        )
+        members, _ = self.members_and_group(leader, mark, known)
+        return members
 
-    def mark(self, process: Identity) -> str:
+    def members_and_group(
+        self, leader: Identity | None, mark: str, known: Iterable[Identity]
+    ) -> tuple[Sequence[Identity], Collection[Identity]]:
+        """The members, and those of them that are in the leader's group."""
+        session = -1 if leader is None else leader.pid
+        found = {entry.identity: entry for entry in self._marked(mark)}
+        for identity in (leader, *known):
+            if identity is not None and (entry := self._by_identity.get(identity)) is not None:
+                found[identity] = entry
+        # A session's number cannot be given again while a process is in it, so one that is ours vouches for all.
+        if any(entry.session == session for entry in found.values()):
+            found |= {entry.identity: entry for entry in self._by_session[session]}
+        live = [entry for entry in found.values() if not entry.dead]
+        return tuple(entry.identity for entry in live), {entry.identity for entry in live if entry.group == session}
+
+    def marks(self) -> Mapping[str, Sequence[Identity]]:
+        self._marked("")
+        return {mark: [entry.identity for entry in entries] for mark, entries in (self._by_mark or {}).items()}
+
+    def _marked(self, mark: str) -> Sequence[_Entry]:
+        if self._by_mark is None:
+            self._by_mark = {}
+            for entry in self.table:
+                if not entry.dead and (found := self._mark(entry.identity)):
+                    self._by_mark.setdefault(found, []).append(entry)
+        return self._by_mark.get(mark, ())
+
+    def _mark(self, process: Identity) -> str:
         """The mark in a process's environment, or nothing."""
-        if process not in self._marks:
-            try:
-                environment = b"\0" + _read(f"/proc/{process.pid}/environ")
-            except OSError as error:
-                if error.errno not in _GONE:
-                    raise
-                environment = b""
-            _, found, rest = environment.partition(b"\0" + self._assignment)
-            self._marks[process] = rest.partition(b"\0")[0].decode("ascii", "replace") if found else ""
-        return self._marks[process]
+        try:
+            environment = b"\0" + _read(f"/proc/{process.pid}/environ")
+        except OSError as error:
+            if error.errno not in _GONE:
+                raise
+            return ""
+        _, found, rest = environment.partition(b"\0" + self._assignment)
+        return rest.partition(b"\0")[0].decode("ascii", "replace") if found else ""
 
 
 def _all_pids() -> list[int]:

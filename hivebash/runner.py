@@ -13,7 +13,7 @@ from __future__ import annotations
 import contextlib
 import os
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping
 
 import attrs
 from twisted.internet import defer
@@ -86,7 +86,8 @@ class TaskRunner:
     _queue: deque[_Active] = attrs.field(factory=deque, init=False)
     _running: int = attrs.field(default=0, init=False)
     _haunted: dict[str, Ending] = attrs.field(factory=dict, init=False)
-    """Finished tasks with live processes, by id."""
+    """Finished tasks with live processes, by mark: their ids may have been used again."""
+    _haunted_most: int = attrs.field(default=limits.HAUNTED_MOST, init=False)
     _unwritten: dict[str, _Active] = attrs.field(factory=dict, init=False)
     """What the disk refused, by id."""
     _retry: IDelayedCall | None = attrs.field(default=None, init=False)
@@ -119,9 +120,7 @@ class TaskRunner:
         finished = list(self._store.newest(limits.TABLE_FINISHED))
         endings = {each.task.mark: each.ending for each in shown}
         endings |= {task.mark: self._ending_of(task) for task in finished}
-        counts = self._reach.counts(
-            {mark: (ending.leader, ending.known) for mark, ending in endings.items() if ending.leader is not None}
-        )
+        counts = self._count({mark: ending for mark, ending in endings.items() if ending.leader is not None})
         snapshots = [
             self._snapshot(task, counts.get(task.mark, 0), started_at=started_at, tails=False)
             for task, started_at in [
@@ -166,41 +165,47 @@ class TaskRunner:
             self._store.save(ended)
             ending = self._ending_of(ended)
             if ending.members():
-                self._haunted[task.id] = ending
+                self._haunted[task.mark] = ending
                 ending.terminate()
-        for mark, processes in self._reach.marks().items():
-            owner = self._store.marked(mark)
-            if owner is None or owner.id in self._haunted:
+        for mark in self._reach.marks():
+            if not mark.startswith(f"{self._store.instance}-") or mark in self._haunted:
                 continue
-            self._haunted[owner.id] = ending = self._ending_of(owner)
-            if owner.state is not State.DONE:
-                # Its end came, and the daemon's own before that of these processes.
-                _log.info("{count} processes of {id} are left to end", count=len(processes), id=owner.id)
-                ending.terminate()
+            owner = self._store.marked(mark)  # None: its id was used again
+            ending = self._haunted[mark] = self._new_ending(mark) if owner is None else self._ending_of(owner)
+            if owner is not None and owner.state is not State.DONE:
+                ending.terminate()  # the daemon's own end came before that of these processes
+        for task in self._store.left_behind():
+            self._haunted.setdefault(task.mark, self._new_ending(task.mark, task))
+        self._lay_to_rest()
         self._prune_soon(0.0)
 
     async def stop(self) -> None:
         """End everything. Returns when nothing is left, or after the grace and a margin. Call it once."""
         self._stopping = True
         actives = list(self._active.values())
+        haunted = self._count(self._haunted)
         while self._queue:
             pending = self._queue.popleft()
             pending.life.halt()
             self._finish(pending)
-        for active in actives:
-            if active.ended is None:
-                self._ask(active, active.life.halt)
-        for ending in self._haunted.values():
-            if ending.members():
+        # One look for all: with many tasks a look for each would take longer than anybody waits for.
+        with self._one_look():
+            for active in actives:
+                if active.ended is None:
+                    self._ask(active, active.life.halt)
+        for mark, ending in list(self._haunted.items()):
+            if haunted.get(mark, 1):
                 ending.terminate()
+            else:
+                del self._haunted[mark]
         endings = [*self._haunted.values(), *(active.ending for active in actives)]
         waits: list[Deferred[None]] = [ending.when_gone() for ending in endings]
         waits += [self._told(active).addCallback(lambda _: None) for active in actives if not active.told]
         # When the time is over this list cancels what it waits for, and fires all the same.
         await DeferredList(waits, consumeErrors=True).addTimeout(self.kill_grace + limits.STOP_MARGIN, self._clock)
-        left = [*self._active, *(task_id for task_id, ending in self._haunted.items() if ending.members())]
+        left = [*self._active, *(mark for mark, count in self._count(self._haunted).items() if count)]
         if left:
-            _log.error("stopped without the end of {ids}", ids=left)
+            _log.error("stopped without the end of {tasks}", tasks=left)
         for ending in endings:
             ending.abandon()
         for call in (self._retry, self._pruning):
@@ -216,15 +221,15 @@ class TaskRunner:
         busy = self._active.get(task_id)
         if busy is not None:
             raise Refusal(wording.busy_name(task_id, busy.task.state))
-        task = Task(task_id, request.cmd, self._now(), self._fresh_token(), request.timeout_secs)
+        mark = f"{self._store.instance}-{self._fresh_token()}"
+        task = Task(task_id, request.cmd, self._now(), mark, request.timeout_secs)
         try:
             self._store.add(task)
         except StoreError as error:
             raise Refusal(wording.not_recorded(str(error))) from None
         if request.name is not None:
             self._spool.remove(task_id)
-            self._haunted.pop(task_id, None)
-        ending = self._new_ending(task)
+        ending = self._new_ending(mark)
         active = self._active[task_id] = _Active(task, ending, new_life(ending))
         self._queue.append(active)
         self._fill()
@@ -297,7 +302,9 @@ class TaskRunner:
         if end is None:
             raise AssertionError(f"task {active.task.id} has no end")
         duration = 0.0 if active.ending.leader is None else self._clock.seconds() - active.started_at
-        active.ended = active.task.ended(end, duration_secs=duration, finished_at=self._now())
+        active.ended = active.task.ended(
+            end, duration_secs=duration, finished_at=self._now(), left=active.ending.known if active.left else ()
+        )
         self._write(active)
 
     def _write(self, active: _Active) -> None:
@@ -321,7 +328,9 @@ class TaskRunner:
         active.task = ended
         del self._active[ended.id]
         if active.left:
-            self._haunted[ended.id] = active.ending
+            self._haunted[ended.mark] = active.ending
+            if len(self._haunted) > self._haunted_most:
+                self._lay_to_rest()
         self._prune_soon(limits.PRUNE_PAUSE)
         if active.waiters:
             snapshot = self._snapshot_active(active)
@@ -352,15 +361,18 @@ class TaskRunner:
         return task
 
     def _snapshot_active(self, active: _Active) -> Snapshot:
-        count = active.task.state is State.RUNNING or active.left > 0
+        task = active.task
+        count = task.state is State.RUNNING or active.left > 0
         processes = len(active.ending.members()) if count else 0
-        return self._snapshot(active.task, processes, started_at=active.started_at, tails=True)
+        if active.ended is not None:  # perhaps not on disk yet, but its time is over
+            task = attrs.evolve(task, duration_secs=active.ended.duration_secs)
+        return self._snapshot(task, processes, started_at=active.started_at, tails=True)
 
     def _snapshot_finished(self, task: Task) -> Snapshot:
         ending = self._ending_of(task)
         processes = 0 if ending.leader is None else len(ending.members())
         if not processes:
-            self._haunted.pop(task.id, None)
+            self._haunted.pop(task.mark, None)
         return self._snapshot(task, processes, tails=True)
 
     def _snapshot(self, task: Task, processes: int, *, started_at: float = 0.0, tails: bool) -> Snapshot:
@@ -371,16 +383,43 @@ class TaskRunner:
 
     # Processes of finished tasks.
 
-    def _new_ending(self, task: Task) -> Ending:
-        return Ending(self._clock, self._reach, task.mark, self.kill_grace, task.leader)
+    def _new_ending(self, mark: str, task: Task | None = None) -> Ending:
+        ending = Ending(self._clock, self._reach, mark, self.kill_grace)
+        if task is not None:
+            ending.leader, ending.known = task.leader, task.left
+        return ending
 
     def _ending_of(self, task: Task) -> Ending:
-        return self._haunted.get(task.id) or self._new_ending(task)
+        return self._haunted.get(task.mark) or self._new_ending(task.mark, task)
+
+    def _count(self, endings: Mapping[str, Ending]) -> Mapping[str, int]:
+        """How many live processes each has, by mark; nothing where the daemon cannot look."""
+        try:
+            return self._reach.counts({mark: (ending.leader, ending.known) for mark, ending in endings.items()})
+        except OSError as error:
+            _log.error("processes cannot be counted: {error}", error=error)
+            return {}
+
+    @contextlib.contextmanager
+    def _one_look(self) -> Iterator[None]:
+        """A single look for all that is asked within this context, where the daemon can look."""
+        with contextlib.ExitStack() as look:
+            try:
+                look.enter_context(self._reach.one_look())
+            except OSError as error:
+                _log.error("processes cannot be looked at: {error}", error=error)
+            yield
+
+    def _lay_to_rest(self) -> None:
+        """Drop those whose processes are gone; again once there are twice as many."""
+        counts = self._count(self._haunted)
+        self._haunted = {mark: ending for mark, ending in self._haunted.items() if counts.get(mark, 1)}
+        self._haunted_most = max(limits.HAUNTED_MOST, 2 * len(self._haunted))
 
     def _kill_stragglers(self, task: Task, ending: Ending, request: Kill) -> KillReport:
         ending.sent = None
         if ending.members():
-            self._haunted[task.id] = ending
+            self._haunted[task.mark] = ending
             if request.force:
                 ending.destroy()
             else:
@@ -418,8 +457,6 @@ class TaskRunner:
             return
         for task_id in ids:
             self._spool.remove(task_id)
-            if task_id in self._haunted and not self._haunted[task_id].members():
-                del self._haunted[task_id]
         try:
             self._store.forget(ids)
         except StoreError as error:

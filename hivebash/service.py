@@ -14,11 +14,14 @@ import logging
 import math
 import os
 import pwd
+import re
 import secrets
 import signal
+import socket
+import stat
 import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from importlib.metadata import version as version_of
 from typing import TYPE_CHECKING, NoReturn
 
@@ -51,11 +54,15 @@ SPOOL = "harness/bash-tasks"
 LOCK = "lock"
 UNIX_PATH_MAX = 107
 """Bytes of a socket's path; unix(7)."""
+_DIGITS = 15
+"""Of a whole number: more than any count needs."""
+_HOST = re.compile(r"[a-z0-9._-]+|[0-9a-f:.]+")
+_WORLD_WRITABLE = 0o002
 
 
 def _whole(name: str, least: int) -> Callable[[str], int]:
     def coerce(text: str) -> int:
-        if not (text.isascii() and text.isdecimal() and int(text) >= least):
+        if not (text.isascii() and text.isdecimal() and len(text) <= _DIGITS and int(text) >= least):
             raise usage.UsageError(f"--{name} takes a whole number, {least} or more, not {text!r}")
         return int(text)
 
@@ -150,7 +157,7 @@ class Options(usage.Options):
     def opt_allow_host(self, host: str) -> None:
         """A Host, and its Origin, that is accepted besides the loopback names; may be repeated."""
         name = host_name(f"//{host}") or host_name(f"//[{host}]")
-        if name is None or name not in {host.lower(), host.lower().strip("[]")}:
+        if name is None or name != host.lower().strip("[]") or not _HOST.fullmatch(name):
             raise usage.UsageError(f"--allow-host takes a host name or an address, without a port, not {host!r}")
         self.allowed_hosts.add(name)
 
@@ -161,8 +168,11 @@ class Options(usage.Options):
 
     def postOptions(self) -> None:
         """Paths are meant from the directory the daemon is started in."""
-        self["state-dir"] = os.path.abspath(self["state-dir"] or default_state_dir(os.environ))
-        self["workdir"] = os.path.abspath(self["workdir"] or ".")
+        try:
+            self["state-dir"] = os.path.abspath(self["state-dir"] or default_state_dir(os.environ))
+            self["workdir"] = os.path.abspath(self["workdir"] or ".")
+        except FileNotFoundError:
+            raise usage.UsageError("the directory it is started in is gone") from None
         self.listen = self.listen or [limits.LISTEN]
 
     def parseOptions(self, options: list[str] | None = None) -> None:
@@ -175,7 +185,7 @@ class Options(usage.Options):
 
 def _refuse(sentence: str) -> NoReturn:
     """One line on stderr, exit status 1."""
-    raise SystemExit(f"hivebash: {sentence}")
+    raise SystemExit(f"hivebash: {' '.join(sentence.split())}")
 
 
 def makeService(options: Options) -> IService:
@@ -256,14 +266,17 @@ class Daemon(Service):
     def stopService(self) -> Deferred[None]:
         """Take no more connections, end the tasks, let answers be written: within the grace and 2 seconds."""
         super().stopService()
+        for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+            signal.signal(number, signal.SIG_IGN)  # once is enough
         return Deferred.fromCoroutine(self._stop())
 
     async def _stop(self) -> None:
+        """Each step is taken, whatever became of the one before."""
         for port in self._ports:
-            await _as_deferred(port.stopListening())
-        await self._runner.stop()
-        await self._mcp.stop(self._reactor)
-        self._store.close()
+            await _step("closing an address", port.stopListening)
+        await _step("ending the tasks", self._runner.stop)
+        await _step("ending the answers", lambda: self._mcp.stop(self._reactor))
+        await _step("closing the database", self._store.close)
         os.close(self._lock)
 
 
@@ -278,9 +291,13 @@ class _ToTwisted(logging.Handler):
             log.failure("", Failure(record.exc_info[1]))
 
 
-async def _as_deferred(result: object) -> None:
-    if isinstance(result, Deferred):
-        await result
+async def _step(name: str, act: Callable[[], object]) -> None:
+    try:
+        result = act()
+        if isinstance(result, Awaitable):
+            await result
+    except Exception:  # noqa: BLE001 - the next steps must not depend on it
+        _log.failure("{step} failed", step=name)
 
 
 def _shown(address: object) -> str:
@@ -337,11 +354,9 @@ def _claim(state_dir: str) -> int:
     from hivebash.spool import make_private_directory
 
     try:
+        _check_owner(state_dir)
         make_private_directory(state_dir)
         make_private_directory(f"{state_dir}/{SPOOL}")
-        owner = os.stat(state_dir).st_uid
-        if owner != os.geteuid():
-            _refuse(f"--state-dir {state_dir} belongs to {_user_name(owner)}")
         lock = os.open(f"{state_dir}/{LOCK}", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
     except OSError as error:
         _refuse(f"--state-dir {state_dir}: {error.strerror}: {error.filename}")
@@ -350,6 +365,18 @@ def _claim(state_dir: str) -> int:
     except OSError:
         _refuse(f"--state-dir {state_dir} is in use by another daemon")
     return lock
+
+
+def _check_owner(state_dir: str) -> None:
+    """A directory that was there before is changed only if it can be meant."""
+    try:
+        status = os.stat(state_dir)
+    except FileNotFoundError:
+        return
+    if status.st_uid != os.geteuid():
+        _refuse(f"--state-dir {state_dir} belongs to {_user_name(status.st_uid)}")
+    if stat.S_ISDIR(status.st_mode) and status.st_mode & _WORLD_WRITABLE:
+        _refuse(f"--state-dir {state_dir} can be written by everyone; take one of its own")
 
 
 def _user_name(uid: int) -> str:
@@ -362,6 +389,7 @@ def _user_name(uid: int) -> str:
 def _check_store(store: TaskStore) -> None:
     try:
         store.open()
+        store.check()
     except StoreError as error:
         _refuse(str(error))
     store.close()
@@ -372,27 +400,66 @@ def _listen(reactor: AsyncioSelectorReactor, descriptions: list[str], factory: S
     from twisted.internet.endpoints import serverFromString
 
     ports: list[IListeningPort] = []
+    sockets: list[str] = []
     failures: list[Failure] = []
     for description in descriptions:
-        _check_socket_path(description)
         try:
-            endpoint = serverFromString(reactor, _private_socket(description))
-            endpoint.listen(factory).addCallbacks(ports.append, failures.append)
-        except Exception as error:  # noqa: BLE001 - each endpoint parser has its own ways to fail
+            if description.startswith("unix:"):
+                path, mode, backlog = unix_arguments(description)
+                _make_way(path)
+                ports.append(reactor.listenUNIX(path, factory, backlog=backlog, mode=mode, wantPID=False))
+                sockets.append(path)
+            else:
+                listening = serverFromString(reactor, description).listen(factory)
+                listening.addCallbacks(ports.append, failures.append)
+            if failures:
+                failures[0].raiseException()
+        except Exception as error:  # noqa: BLE001 - each kind of endpoint has its own ways to fail
+            for path in sockets:
+                os.unlink(path)
             _refuse(f"--listen {description}: {error or type(error).__name__}")
-        if failures:
-            _refuse(f"--listen {description}: {failures[0].getErrorMessage()}")
     return ports
 
 
-def _private_socket(description: str) -> str:
-    """A unix socket is for its owner, unless something else is said."""
-    return f"{description}:mode=600" if description.startswith("unix:") and ":mode=" not in description else description
+def unix_arguments(description: str) -> tuple[str, int, int]:
+    """Path, mode and backlog of a ``unix:`` endpoint; it is for its owner unless a mode is given.
 
-
-def _check_socket_path(description: str) -> None:
-    if not description.startswith("unix:"):
-        return
-    path = description.removeprefix("unix:").removeprefix("address=").split(":")[0]
+    Raises ValueError.
+    """
+    path, mode, backlog = "", "600", "50"
+    for number, part in enumerate(re.findall(r"(?:[^\\:]|\\.)+", description.removeprefix("unix:"))):
+        name, equals, value = re.sub(r"\\(.)", r"\1", part).partition("=")
+        if not equals and number == 0:
+            path = name
+        elif equals and name == "address":
+            path = value
+        elif equals and name == "mode":
+            mode = value
+        elif equals and name == "backlog":
+            backlog = value
+        else:
+            raise ValueError("unix: takes a path, mode= and backlog=")
+    path = os.path.abspath(path) if path else ""
+    if not path or not re.fullmatch("[0-7]{3,4}", mode) or not re.fullmatch("[0-9]{1,6}", backlog):
+        raise ValueError("unix: takes a path, mode= in octal digits and backlog= as a number")
     if (length := len(os.fsencode(path))) > UNIX_PATH_MAX:
-        _refuse(f"--listen {description}: the path has {length} bytes, and a socket's at most {UNIX_PATH_MAX}")
+        raise ValueError(f"the path has {length} bytes, and a socket's at most {UNIX_PATH_MAX}")
+    return path, int(mode, 8), int(backlog)
+
+
+def _make_way(path: str) -> None:
+    """Remove a socket that nobody listens on any more. Raises ValueError: somebody does, or it is no socket."""
+    try:
+        if not stat.S_ISSOCK(os.lstat(path).st_mode):
+            raise ValueError("there is something else than a socket")
+    except FileNotFoundError:
+        return
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_NONBLOCK) as probe:
+        try:
+            probe.connect(path)
+        except ConnectionRefusedError:
+            os.unlink(path)
+            return
+        except BlockingIOError:
+            pass  # so many wait there already
+    raise ValueError("another program listens there")

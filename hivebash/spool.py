@@ -9,6 +9,7 @@ link, no named pipe in a file's place, no folder that is gone.
 from __future__ import annotations
 
 import os
+import shutil
 import stat
 
 import attrs
@@ -63,9 +64,7 @@ class Spool:
     def remove(self, task_id: str) -> None:
         for suffix in (_STDOUT, _STDERR, _SCRIPT):
             try:
-                os.unlink(self._path(task_id, suffix))
-            except FileNotFoundError:
-                continue
+                _discard(self._path(task_id, suffix))
             except OSError as error:
                 _log.error("{path} cannot be removed: {error}", path=self._path(task_id, suffix), error=error.strerror)
 
@@ -78,7 +77,7 @@ class Spool:
             try:
                 descriptor = os.open(path, access | _CREATE, 0o600)
             except FileExistsError:  # of an earlier task
-                os.unlink(path)
+                _discard(path)
                 descriptor = os.open(path, access | _CREATE, 0o600)
             except FileNotFoundError:  # a task removed the directory; the next one is not to suffer
                 make_private_directory(self.directory)
@@ -114,3 +113,13 @@ class Spool:
         finally:
             os.close(descriptor)
         return Stream(path, size, tail(data, limits.TAIL_BYTES, cut=start > 0))
+
+
+def _discard(path: str) -> None:
+    """Remove what a task left under a file's name, also if it is a directory by now. Raises OSError."""
+    try:
+        os.unlink(path)
+    except FileNotFoundError:
+        return
+    except IsADirectoryError:
+        shutil.rmtree(path)

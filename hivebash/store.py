@@ -17,6 +17,7 @@ from typing import Any
 import attrs
 from zope.interface import implementer
 
+from hivebash import limits
 from hivebash.interfaces import ITaskStore, StoreError
 from hivebash.retention import Finished
 from hivebash.task import Cause, Exit, Identity, State, Task
@@ -42,10 +43,13 @@ MIGRATIONS = (
         exit_signal INTEGER,
         cause TEXT,
         detail TEXT NOT NULL,
+        left_behind TEXT NOT NULL,   -- processes, as JSON: [[pid, start_time, boot_id], …]
         ended INTEGER                -- the order of ends; NULL before it
     ) STRICT;
     CREATE UNIQUE INDEX task_ended ON task (ended) WHERE ended IS NOT NULL;
     CREATE INDEX task_unfinished ON task (number) WHERE ended IS NULL;
+    CREATE TABLE store (instance TEXT NOT NULL) STRICT;
+    INSERT INTO store VALUES (lower(hex(randomblob(8))));
     """,
 )
 """From each version of the schema to the next; SQLite's user_version says how many were applied."""
@@ -53,6 +57,7 @@ MIGRATIONS = (
 _COLUMNS = (
     "id", "cmd", "submitted_at", "mark", "timeout_secs", "state", "asked", "leader_pid", "leader_start_time",
     "leader_boot_id", "started_clock", "duration_secs", "finished_at", "exit_code", "exit_signal", "cause", "detail",
+    "left_behind",
 )  # fmt: skip
 _SELECT = f"SELECT {', '.join(_COLUMNS)} FROM task"  # noqa: S608 - our own names
 _ADD = f"INSERT OR REPLACE INTO task ({', '.join(_COLUMNS)}) VALUES ({', '.join(':' + name for name in _COLUMNS)})"  # noqa: S608
@@ -69,6 +74,7 @@ class TaskStore:
     """The tasks in a file, between ``open`` and ``close``."""
 
     _path: str
+    instance: str = attrs.field(init=False)
     _connection: sqlite3.Connection = attrs.field(init=False)
 
     def open(self) -> None:
@@ -78,18 +84,29 @@ class TaskStore:
         """
         try:
             os.close(os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600))
-            self._connection = sqlite3.connect(self._path, isolation_level=None)
+            self._connection = sqlite3.connect(self._path, isolation_level=None, timeout=limits.STORE_PATIENCE)
         except OSError as error:
             raise StoreError(f"{self._path}: {error.strerror}") from None
         except sqlite3.Error as error:
             raise StoreError(f"{self._path}: {error}") from None
         try:
             _prepare(self._connection)
+            (self.instance,) = self._connection.execute("SELECT instance FROM store").fetchone()
         except (sqlite3.Error, StoreError) as error:
             self._connection.close()
             raise StoreError(f"{self._path}: {error}") from None
 
+    def check(self) -> None:
+        """Read it all. Raises StoreError: it is damaged."""
+        try:
+            (verdict,) = self._connection.execute("PRAGMA quick_check(1)").fetchone()
+        except sqlite3.Error as error:
+            raise StoreError(f"{self._path}: {error}") from None
+        if verdict != "ok":
+            raise StoreError(f"{self._path} is damaged: {verdict}")
+
     def close(self) -> None:
+        """Give the file up."""
         self._connection.close()
 
     def add(self, task: Task) -> None:
@@ -106,6 +123,9 @@ class TaskStore:
 
     def unfinished(self) -> Sequence[Task]:
         return self._all(f"{_SELECT} WHERE ended IS NULL ORDER BY number")
+
+    def left_behind(self) -> Sequence[Task]:
+        return self._all(f"{_SELECT} WHERE ended IS NOT NULL AND left_behind != '[]'")
 
     def newest(self, count: int) -> Sequence[Task]:
         return self._all(f"{_SELECT} WHERE ended IS NOT NULL ORDER BY ended DESC LIMIT ?", count)
@@ -170,6 +190,7 @@ def _row(task: Task) -> dict[str, object]:
         "exit_signal": task.exit.signal,
         "cause": None if task.cause is None else task.cause.value,
         "detail": task.detail,
+        "left_behind": json.dumps([attrs.astuple(process) for process in task.left]),
     }
 
 
@@ -181,5 +202,6 @@ def _task(row: Sequence[object]) -> Task:
         "state": State(values["state"]),
         "asked": None if values["asked"] is None else Cause(values["asked"]),
         "cause": None if values["cause"] is None else Cause(values["cause"]),
+        "left": tuple(Identity(*process) for process in json.loads(values.pop("left_behind"))),
     }
     return Task(**values, leader=None if leader[0] is None else Identity(*leader), exit=exit_)

@@ -80,6 +80,7 @@ def _overwritten(line: str) -> str:
     if not _NEEDS_CURSOR.search(line) and _ERASE_MARK not in line:
         return line
     shown: list[str] = []
+    base = 0  # the column of shown[0]: what is left of it is blank, and costs nothing
     column = 0
     for part in _CURSOR_PARTS.findall(line):
         if part == "\r":
@@ -88,13 +89,20 @@ def _overwritten(line: str) -> str:
             column = max(0, column - 1)
         elif part[0] == _ERASE_MARK:
             if part[1] == "0":
-                del shown[column:]
-            elif part[1] == "1":
-                shown[: column + 1] = [" "] * min(column + 1, len(shown))
-            else:
-                shown = [" "] * column
+                del shown[max(0, column - base) :]
+            elif part[1] == "2" or column + 1 - base >= len(shown):
+                shown.clear()
+                base = column
+            elif column + 1 > base:
+                del shown[: column + 1 - base]
+                base = column + 1
         else:
-            shown.extend(" " * (column - len(shown)))
-            shown[column : column + len(part)] = part
+            if column < base:
+                shown[:0] = " " * (base - column)
+                base = column
+            start = column - base
+            shown.extend(" " * (start - len(shown)))
+            shown[start : start + len(part)] = part
             column += len(part)
-    return "".join(shown).rstrip(" ") if _ERASE_MARK in line else "".join(shown)
+    text = " " * base + "".join(shown)
+    return text.rstrip(" ") if _ERASE_MARK in line else text

@@ -8,6 +8,7 @@ from __future__ import annotations
 import enum
 import re
 import signal
+from collections.abc import Iterable
 
 import attrs
 
@@ -120,8 +121,10 @@ class Task:
     exit: Exit = Exit()
     cause: Cause | None = None
     detail: str = ""
+    left: tuple[Identity, ...] = ()
+    """The processes that it left behind when it ended."""
 
-    def ended(self, end: End, *, duration_secs: float, finished_at: float) -> Task:
+    def ended(self, end: End, *, duration_secs: float, finished_at: float, left: Iterable[Identity] = ()) -> Task:
         """This task with its end."""
         return attrs.evolve(
             self,
@@ -131,6 +134,7 @@ class Task:
             detail=end.detail,
             duration_secs=duration_secs,
             finished_at=finished_at,
+            left=tuple(left),
         )
 
     @property

@@ -9,6 +9,7 @@ import asyncio
 import json
 from io import BytesIO
 from typing import Any
+from urllib.parse import unquote_to_bytes
 
 import attrs
 from klein import Klein
@@ -157,6 +158,8 @@ class Door(Resource):
         """See IResource.render."""
         headers = request.requestHeaders
         denial = self._access.check(_values(headers, "host"), _values(headers, "origin"))
+        if denial is None and not _is_text(request.path):
+            denial = Denial(400, "The path is not UTF-8.")
         if denial is None and isinstance(request, BoundedRequest) and request.oversized:
             denial = Denial(413, f"The body has more than {limits.REQUEST_BODY} bytes.")
         if denial is None:
@@ -201,6 +204,14 @@ def site(web: Web, access: Access) -> Site:
 
 def _values(headers: Any, name: str) -> list[str]:
     return [value.decode("latin-1") for value in headers.getRawHeaders(name.encode(), ())]
+
+
+def _is_text(path: bytes) -> bool:
+    try:
+        unquote_to_bytes(path).decode()
+    except UnicodeDecodeError:
+        return False
+    return True
 
 
 def read_body(request: Request) -> bytes:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import itertools
 import os
@@ -108,6 +109,15 @@ class FakeMachine:
         marks = {*self.foreign, *(process.mark for process in self.processes)}
         return {mark: members for mark in marks if (members := self.members(None, mark, ()))}
 
+    def one_look(self) -> contextlib.AbstractContextManager[None]:
+        return contextlib.nullcontext()
+
+    def destroy(self, leader: Identity | None, mark: str, known: Iterable[Identity]) -> Sequence[Identity]:
+        members = self.members(leader, mark, known)
+        if members:
+            self.signal(members, signal.SIGKILL)
+        return members
+
     def interrupt(self, leader: Identity) -> int:
         process = next(process for process in self.processes if process.identity == leader)
         if process.ended.called:
@@ -135,7 +145,7 @@ class FakeMachine:
                 if number == signal.SIGKILL or (number == signal.SIGTERM and not process.stubborn):
                     process.alive = False
                     self.dying.append((process, number))
-        if number != signal.SIGCONT:
+        if number != signal.SIGCONT and count:
             self._log(number, count)
         return count
 
@@ -183,6 +193,8 @@ class FakeSpool:
 class FakeStore:
     """Tasks in memory, with a disk that can be full. ``history``: every change; ``forgotten``: the ids of each call."""
 
+    instance = "feed"
+
     def __init__(self) -> None:
         self.tasks: dict[str, Task] = {}
         self.ends: list[str] = []
@@ -222,6 +234,9 @@ class FakeStore:
 
     def unfinished(self) -> Sequence[Task]:
         return [task for task in self.tasks.values() if not task.state.final]
+
+    def left_behind(self) -> Sequence[Task]:
+        return [self.tasks[task_id] for task_id in self.ends if self.tasks[task_id].left]
 
     def newest(self, count: int) -> Sequence[Task]:
         return [self.tasks[task_id] for task_id in self.ends[::-1][:count]]
@@ -275,7 +290,8 @@ class Bench:
 
     def advance(self, seconds: float) -> None:
         """Let time pass in small steps, with leaders that died being seen."""
-        for _ in range(max(1, round(seconds / 0.25))):
+        step = 1 / 32
+        for _ in range(max(1, round(seconds / step))):
             self.machine.bury()
-            self.clock.advance(min(seconds, 0.25))
+            self.clock.advance(min(seconds, step))
         self.machine.bury()

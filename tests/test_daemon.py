@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import pathlib
+import resource
 import signal
 import stat
 import subprocess
@@ -238,6 +239,8 @@ class WireTests(SharedDaemonCase):
             reply = await self.request(method, "/mcp")
             self.assertEqual((reply.status, reply.headers["allow"]), (405, "POST"))
         self.assertEqual((await self.get("/nothing")).status, 404)
+        self.assertEqual((await self.get("/%ff")).status, 400)
+        self.assertNotIn("Traceback", self.log.read_text())
 
     @asynchronous
     async def test_broken_bodies(self) -> None:
@@ -510,6 +513,49 @@ class TaskTests(SharedDaemonCase):
         return bool((await self.status(task_id))["processes"] >= count)
 
     @asynchronous
+    async def test_fork_chain(self) -> None:
+        """Processes that fork and end all the time do not get away, however the task is ended."""
+        await self.serve()
+        ignoring = "import os, signal; [signal.signal(number, signal.SIG_IGN) for number in (2, 15)]"
+        loop = f"{ignoring}\nwhile True:\n if os.fork(): os._exit(0)"
+        for name, arguments in (("forced", {}), ("asked", {}), ("timed", {"timeout_secs": 1})):
+            task = await self.run_task(
+                f"python3 -c '{loop}' & sleep 300", name=f"chain-{name}", wait_seconds=0.7, **arguments
+            )
+            if name != "timed":
+                await self.call("kill", {"id": task["id"], "force": name == "forced"})
+            self.assertIn((await self.status(task["id"], 10))["status"], ("killed", "timed_out"))
+            await eventually_async(lambda task_id=task["id"]: self.has_no_processes(task_id))
+            await self.gone(task["id"])
+
+    async def has_no_processes(self, task_id: str) -> bool:
+        return bool((await self.status(task_id))["processes"] == 0)
+
+    @asynchronous
+    async def test_one_polite_signal(self) -> None:
+        """At its time limit each process of a task gets one SIGTERM: a second one means to hurry for some."""
+        await self.serve()
+        task = await self.run_task(
+            "(trap 'echo TERM' TERM; for i in {1..40}; do sleep 0.05; done) & sleep 300",
+            timeout_secs=0.5,
+            wait_seconds=10,
+        )
+        await self.gone(task["id"])
+        self.assertEqual((await self.status(task["id"]))["stdout_tail"], "TERM\n")
+
+    @asynchronous
+    async def test_directory_in_place_of_a_file(self) -> None:
+        """Whatever a task makes of its output file, its name can be used again."""
+        await self.serve()
+        task = await self.run_task("true", name="odd")
+        os.unlink(task["stdout_path"])
+        os.makedirs(f"{task['stdout_path']}/below")
+        os.unlink(task["stderr_path"])
+        os.mkfifo(task["stderr_path"])
+        self.assertEqual((await self.status("odd"))["stdout_bytes"], 0)
+        self.assertEqual((await self.run_task("echo again", name="odd"))["stdout_tail"], "again\n")
+
+    @asynchronous
     async def test_server_left_running(self) -> None:
         """A server started with & lives on, is counted, and kill ends it."""
         await self.serve()
@@ -662,6 +708,9 @@ class LifeTests(DaemonCase):
             (["--env", "NAME"], "--env"),
             (["--allow-host", "a:1"], "--allow-host"),
             (["--allow-host", "http://a"], "--allow-host"),
+            (["--max-running", "9" * 5000], "--max-running"),
+            (["--allow-host", "a b"], "--allow-host"),
+            (["--workdir", "/no\nsuch"], "/no such"),
             (["--workdir", "/no/such/dir"], "/no/such/dir"),
             (["--workdir", afile], afile),
             (["--state-dir", afile], afile),
@@ -669,7 +718,12 @@ class LifeTests(DaemonCase):
             (["--listen", "nonsense:1"], "nonsense"),
             (["--listen", "tcp:notaport"], "notaport"),
             (["--listen", f"unix:{self.root}/{'x' * 108}"], "107"),
+            (["--listen", f"unix:mode=600:address={self.root}/{'x' * 108}"], "107"),
             (["--listen", "unix:/no/such/dir/socket"], "/no/such/dir"),
+            (["--listen", f"unix:{afile}"], "else than a socket"),
+            (["--listen", "unix:"], "path"),
+            (["--listen", "unix:x:mode=9"], "mode"),
+            (["--listen", "unix:x:lockfile=0"], "backlog"),
             (["extra"], "extra"),
         ):
             self.assertIn(word, self.refused(*options), options)
@@ -682,6 +736,43 @@ class LifeTests(DaemonCase):
         path.write_bytes(b"this is no database, and longer than a header " * 10)
         self.assertIn(str(path), self.refused())
         self.assertTrue(path.read_bytes().startswith(b"this is no"))
+
+    @asynchronous
+    async def test_damaged_store(self) -> None:
+        """A database with damaged pages is refused before anything is started."""
+        daemon = await self.start()
+        for _ in range(20):
+            await self.run_task(f"true {'x' * 1000}")
+        await self.stop(daemon)
+        path = pathlib.Path(self.state, "hivebash.sqlite")
+        data = path.read_bytes()
+        path.write_bytes(data[:8192] + os.urandom(len(data) - 8192))
+        self.assertIn(str(path), self.refused())
+
+    def test_directories_of_others(self) -> None:
+        """A directory that cannot be meant is refused and stays as it is; so is a start from one that is gone."""
+        foreign, everyones, gone = (os.path.join(self.root, name) for name in ("foreign", "everyones", "gone"))
+        for path, mode in ((foreign, 0o755), (everyones, 0o1777), (gone, 0o755)):
+            os.mkdir(path)
+            os.chmod(path, mode)
+        if os.geteuid() == 0:
+            os.chown(foreign, 65534, 65534)
+        else:
+            foreign = "/"
+        for path, word in ((foreign, "belongs to"), (everyones, "everyone")):
+            before = os.stat(path)
+            self.assertIn(word, self.refused("--state-dir", path))
+            self.assertEqual((os.stat(path).st_mode, os.stat(path).st_nlink), (before.st_mode, before.st_nlink))
+        self.assertIn("gone", self.refused(cwd=gone, preexec_fn=lambda: os.rmdir(gone)))
+
+    @asynchronous
+    async def test_failed_start(self) -> None:
+        """A start that fails at one address leaves no socket at the others."""
+        await self.start()
+        self.state += "-2"
+        busy = f"tcp:{self.port}:interface=127.0.0.1"
+        self.assertIn("in use", self.refused("--listen", f"unix:{self.root}/socket", "--listen", busy))
+        self.assertFalse([name for name in os.listdir(self.root) if "socket" in name])
 
     @asynchronous
     async def test_in_the_background(self) -> None:
@@ -711,21 +802,99 @@ class LifeTests(DaemonCase):
         task = await self.run_task("cat; echo out; echo err >&2")
         self.assertEqual((task["stdout_tail"], task["stderr_tail"]), ("out\n", "err\n"))
 
+    async def over(self, path: str) -> Any:
+        """What a task answers over a unix socket."""
+        reader, writer = await asyncio.open_unix_connection(path)
+        params = {"name": "run", "arguments": {"cmd": "echo hi; sleep 300", "wait_seconds": 0.3}}
+        body = message(MODERN, "tools/call", params)
+        writer.write(head("POST", "/mcp", body, rpc_headers(MODERN, "tools/call", params)) + body)
+        reply = await read_reply(reader)
+        writer.close()
+        return reply.result["structuredContent"]
+
     @asynchronous
     async def test_unix_socket(self) -> None:
-        """It serves on a unix socket too, which is for its owner, also after a crash."""
+        """It serves on a unix socket, which is for its owner, also after a crash, and which no other daemon takes."""
         path = f"{self.root}/socket"
-        both = ("--listen", f"unix:{path}", "--listen", f"tcp:{self.port}:interface=127.0.0.1")
-        for _ in range(2):
+        both = ("--listen", "unix:socket", "--listen", f"tcp:{self.port}:interface=127.0.0.1", "--workdir", "/")
+        for number in (signal.SIGKILL, signal.SIGTERM):
             daemon = await self.start(*both)
             self.assertEqual(stat.S_IMODE(os.stat(path).st_mode), 0o600)
-            reader, writer = await asyncio.open_unix_connection(path)
-            params = {"name": "run", "arguments": {"cmd": "echo hi"}}
-            body = message(MODERN, "tools/call", params)
-            writer.write(head("POST", "/mcp", body, rpc_headers(MODERN, "tools/call", params)) + body)
-            self.assertEqual((await read_reply(reader)).result["structuredContent"]["stdout_tail"], "hi\n")
-            writer.close()
-            await self.stop(daemon, signal.SIGKILL)
+            self.assertEqual((await self.over(path))["stdout_tail"], "hi\n")
+            self.state, state = f"{self.state}-2", self.state
+            self.assertIn("listens there", self.refused("--listen", f"unix:{path}"))
+            self.state = state
+            self.assertEqual((await self.over(path))["stdout_tail"], "hi\n")
+            await self.stop(daemon, number)
+        self.assertEqual([name for name in os.listdir(self.root) if name.startswith("socket")], [])
+
+    @asynchronous
+    async def test_socket_taken_away(self) -> None:
+        """The end is in order if somebody removed the socket, and a second signal changes nothing."""
+        path = f"{self.root}/socket"
+        both = ("--listen", f"unix:{path}", "--listen", f"tcp:{self.port}:interface=127.0.0.1")
+        daemon = await self.start(*both, "--kill-grace", "0.5")
+        task = await self.run_task("trap '' TERM; echo $$; while :; do sleep 0.1; done", wait_seconds=0.3)
+        os.unlink(path)
+        daemon.send_signal(signal.SIGTERM)
+        await eventually(lambda: "Received SIGTERM" in self.log.read_text())
+        daemon.send_signal(signal.SIGTERM)
+        daemon.send_signal(signal.SIGHUP)
+        await eventually(lambda: daemon.poll() is not None)
+        self.assertFalse(any(alive(pid) for pid in self.pids(task["id"])))
+        self.assertNotIn("ReactorNotRunning", self.log.read_text())
+
+    @asynchronous
+    async def test_no_descriptors(self) -> None:
+        """Out of descriptors, new tasks are refused a start, and those that run are ended all the same."""
+
+        def few() -> None:
+            resource.setrlimit(resource.RLIMIT_NOFILE, (48, 48))
+
+        daemon = await self.start("--kill-grace", "0.5", preexec_fn=few)
+        timed = await self.run_task("sleep 300", timeout_secs=2, wait_seconds=0)
+        names: list[str] = []
+        while True:
+            result = await self.call("run", {"cmd": "echo $$; sleep 300", "wait_seconds": 0})
+            if result["isError"]:
+                break
+            names.append(result["structuredContent"]["id"])
+        self.assertIn("descriptor", result["structuredContent"]["reason"])
+        result = await self.call("kill", {"id": names[0], "force": True})
+        self.assertEqual(result["structuredContent"]["signal"], "SIGKILL")
+        self.assertEqual((await self.status(names[0], 10))["status"], "killed")
+        self.assertEqual((await self.status(timed["id"], 10))["status"], "timed_out")
+        while not (await self.call("run", {"cmd": "echo $$; sleep 300", "wait_seconds": 0}))["isError"]:
+            pass
+        pids = [pid for name in names for pid in self.pids(name)]
+        self.assertLess(await self.stop(daemon), 2.5)
+        self.assertFalse(any(alive(pid) for pid in pids))
+
+    @asynchronous
+    async def test_names_and_stragglers(self) -> None:
+        """What an earlier task of a name left running is ended at the daemon's stop, also after a crash in between."""
+        daemon = await self.start("--kill-grace", "0.5")
+        pids: list[int] = []
+        for cmd in ("sleep 300 & echo $!", "env -i sleep 300 & echo $!", "trap '' TERM; sleep 300 & echo $!"):
+            task = await self.run_task(cmd, name="server")
+            pids += [int(task["stdout_tail"])]
+        left = await self.run_task("env -i sleep 300 & echo $!", name="left")
+        await self.run_task("true", name="server")
+        await self.stop(daemon, signal.SIGKILL)
+        daemon = await self.start("--kill-grace", "0.5")
+        self.assertEqual((await self.status("left"))["processes"], 1)
+        self.assertEqual([alive(pid) for pid in pids], [True, True, True])
+        await self.stop(daemon)
+        # The second had cleared its environment, and nothing tells any more whose it is.
+        os.kill(pids.pop(1), signal.SIGKILL)
+        self.assertFalse(any(alive(pid) for pid in [*pids, int(left["stdout_tail"])]))
+
+    @asynchronous
+    async def test_many_stragglers(self) -> None:
+        """That many tasks left something behind, which is long gone, does not make the stop slow."""
+        daemon = await self.start("--kill-grace", "0.2")
+        await asyncio.gather(*(self.run_task("sleep 0.5 & true", wait_seconds=30) for _ in range(200)))
+        self.assertLess(await self.stop(daemon), 2.2)
 
     def test_found_from_anywhere(self) -> None:
         """Twistd lists the plugin wherever it is started."""
