@@ -35,6 +35,8 @@ class Ending:
     _grace: float
     """Seconds between SIGTERM and SIGKILL."""
     leader: Identity | None = None
+    held: bool = False
+    """Whether the leader is this daemon's and was not reaped, so that its group is surely its own."""
     known: Sequence[Identity] = ()
     """What the last look that succeeded found."""
     sent: Sent | None = None
@@ -118,7 +120,7 @@ class Ending:
         hit: set[Identity] = set()
         try:
             for _ in range(limits.KILL_ROUNDS):
-                fresh = set(self._reach.destroy(self.leader, self._mark, self.known)) - hit
+                fresh = set(self._reach.destroy(self.leader, self._mark, self.known, held=self.held)) - hit
                 if not fresh:
                     break
                 hit |= fresh
@@ -147,9 +149,9 @@ class Ending:
     def _look(self) -> None:
         self._next_look = None
         if not self.members() and not self._blind:
-            # A process that forks and ends all the time can slip through one look, hardly through several.
+            # A process that forks and ends all the time can slip through several looks; a last stroke ends its group.
             self._empty_looks += 1
-            if self._empty_looks >= limits.EMPTY_LOOKS:
+            if self._empty_looks >= limits.EMPTY_LOOKS and not self._kill() and not self._blind:
                 self._over()
                 return
             self._pause = limits.LOOK_FIRST

@@ -28,9 +28,12 @@ class IProcess(Interface):
 
     identity: Identity = Attribute("Which process it is.")
     ended: Deferred[Exit] = Attribute(
-        "Fires once it has ended and was reaped, never before the call of IProcesses.spawn that made it has returned; "
-        "never fails."
+        "Fires once it has ended, never before the call of IProcesses.spawn that made it has returned; never fails. It "
+        "is a zombie then, so that its pid, group and session surely are its own, until release is called."
     )
+
+    def release() -> None:
+        """Reap it. Called once, after ``ended``, when nothing more has to be done to its group."""
 
 
 class IProcesses(Interface):
@@ -79,8 +82,11 @@ class IReach(Interface):
     def signal(processes: Iterable[Identity], number: int) -> int:
         """Send a signal to each that still is the same process; how many got it. Raises OSError."""
 
-    def destroy(leader: Identity | None, mark: str, known: Iterable[Identity]) -> Sequence[Identity]:
-        """SIGKILL to all members, to the leader's group at one stroke; who got it. Raises OSError."""
+    def destroy(leader: Identity | None, mark: str, known: Iterable[Identity], *, held: bool) -> Sequence[Identity]:
+        """SIGKILL to all members, to the leader's group at one stroke; who of those that were seen got it.
+
+        ``held``: the leader was not reaped, so its group is its own even if none of it is seen. Raises OSError.
+        """
 
 
 class ISpool(Interface):

@@ -5,8 +5,7 @@ Rank 3: implements IProcesses.
 Theory of operation. posix_spawn(3) starts a leader in about the time that the kernel needs, at any size of the daemon:
 nothing of the daemon is copied, and every descriptor of the daemon's but 0, 1 and 2 closes itself on exec. A pidfd
 (pidfd_open(2)) becomes readable when the leader ends, so each end costs one event, and no child is waited for but the
-one that ended. The leader stays a zombie until those who wait for its end were called: for that long its pid and its
-group surely are its own.
+one that ended. The leader stays a zombie until it is released: for that long its pid and its group surely are its own.
 """
 
 from __future__ import annotations
@@ -104,6 +103,11 @@ class TaskProtocol(ProcessProtocol):
         self.ended: Deferred[Exit] = Deferred()
         """Fires with how it ended."""
 
+    def release(self) -> None:
+        """See IProcess.release."""
+        if isinstance(self.transport, LeaderTransport):
+            self.transport.reap()
+
     def connectionMade(self) -> None:
         self.started.callback(self.identity)
 
@@ -127,6 +131,7 @@ class LeaderTransport:
         self._reactor = reactor
         self._pidfd = pidfd
         self._protocol = protocol
+        self._reason: Failure | None = None
         protocol.makeConnection(self)
         reactor.addReader(self)
 
@@ -139,7 +144,7 @@ class LeaderTransport:
         return f"leader {self.pid}"
 
     def doRead(self) -> None:
-        """The process has ended: tell, then reap it."""
+        """The process has ended: tell how. It is reaped when that is asked for."""
         if self.pid is None:
             return
         try:
@@ -151,14 +156,20 @@ class LeaderTransport:
                 return
             reason = _reason(seen)
         self._reactor.removeReader(self)
+        self._reason = reason
         self._protocol.processExited(reason)
+
+    def reap(self) -> None:
+        """Take the zombie of the process that was told to have ended, and end the connection."""
+        if self.pid is None or self._reason is None:
+            return
         pid, self.pid = self.pid, None
         try:
             os.waitpid(pid, os.WNOHANG)
         except ChildProcessError:
             _log.debug("process {pid} was reaped by another", pid=pid)
         os.close(self._pidfd)
-        self._protocol.processEnded(reason)
+        self._protocol.processEnded(self._reason)
 
     def connectionLost(self, reason: Failure) -> None:
         """The reactor gives its descriptors up."""

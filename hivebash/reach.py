@@ -107,10 +107,12 @@ class ProcReach:
     def signal(self, processes: Iterable[Identity], number: int) -> int:
         return sum(self._surely(partial(self._signal, process, number)) for process in processes)
 
-    def destroy(self, leader: Identity | None, mark: str, known: Iterable[Identity]) -> Sequence[Identity]:
+    def destroy(
+        self, leader: Identity | None, mark: str, known: Iterable[Identity], *, held: bool
+    ) -> Sequence[Identity]:
         members, group = self._surely(lambda: self._look(leader).members_and_group(leader, mark, known))
-        if leader is not None and group:
-            # One stroke, under which none can fork away. The group was just seen, so its number is in use by it.
+        if leader is not None and (held or group):
+            # One stroke, under which none can fork away. A group that was just seen keeps its number.
             with contextlib.suppress(ProcessLookupError, PermissionError):
                 os.killpg(leader.pid, signal.SIGKILL)
         hit = [process for process in members if process in group]

@@ -264,13 +264,13 @@ class TaskRunner:
             return
         self._running += 1
         active.started_at = self._clock.seconds()
-        active.ending.leader = process.identity
+        active.ending.leader, active.ending.held = process.identity, True
         active.life.start()
         active.task = attrs.evolve(task, state=State.RUNNING, leader=process.identity, started_clock=active.started_at)
         self._write(active)
         if task.timeout_secs is not None and task.timeout_secs < limits.TIMEOUT_MAX:
             active.deadline = self._clock.callLater(task.timeout_secs, lambda: self._ask(active, active.life.expire))
-        process.ended.addCallback(lambda exit_: self._exited(active, exit_))
+        process.ended.addCallback(lambda exit_: self._exited(active, process, exit_))
 
     def _words(self, task: Task) -> tuple[str, ...]:
         if len(task.cmd.encode()) >= limits.ARGUMENT_MAX:
@@ -286,15 +286,20 @@ class TaskRunner:
             active.task = attrs.evolve(active.task, asked=active.life.asked())
             self._write(active)
 
-    def _exited(self, active: _Active, exit_: Exit) -> None:
+    def _exited(self, active: _Active, process: IProcess, exit_: Exit) -> None:
         if active.deadline is not None and active.deadline.active():
             active.deadline.cancel()
-        # While the leader is still there as a zombie its session is surely its own: what this look finds stays known.
+        # The leader is still there as a zombie, so its session is surely its own: what this look finds stays known.
         active.left = len(active.ending.members())
         active.life.exited(exit_)
         self._running -= 1
         self._finish(active)
+        active.ending.when_gone().addCallback(lambda _: self._release(active, process))
         self._fill()
+
+    def _release(self, active: _Active, process: IProcess) -> None:
+        active.ending.held = False
+        process.release()
 
     def _finish(self, active: _Active) -> None:
         """The lifecycle has come to an end: write it down, then tell."""

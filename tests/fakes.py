@@ -36,6 +36,12 @@ class FakeProcess:
     signals: list[int] = attrs.field(factory=list)
     stubborn: bool = False
     """Whether it lets every signal but SIGKILL pass."""
+    released: bool = False
+
+    def release(self) -> None:
+        if self.released or not self.ended.called:
+            raise AssertionError("a leader is released once, after its end")
+        self.released = True
 
 
 @implementer(IProcesses, IReach)
@@ -112,7 +118,11 @@ class FakeMachine:
     def one_look(self) -> contextlib.AbstractContextManager[None]:
         return contextlib.nullcontext()
 
-    def destroy(self, leader: Identity | None, mark: str, known: Iterable[Identity]) -> Sequence[Identity]:
+    def destroy(
+        self, leader: Identity | None, mark: str, known: Iterable[Identity], *, held: bool
+    ) -> Sequence[Identity]:
+        if held and any(process.identity == leader and process.released for process in self.processes):
+            raise AssertionError("a leader that was reaped is not held")
         members = self.members(leader, mark, known)
         if members:
             self.signal(members, signal.SIGKILL)

@@ -519,17 +519,12 @@ class TaskTests(SharedDaemonCase):
         ignoring = "import os, signal; [signal.signal(number, signal.SIG_IGN) for number in (2, 15)]"
         loop = f"{ignoring}\nwhile True:\n if os.fork(): os._exit(0)"
         for name, arguments in (("forced", {}), ("asked", {}), ("timed", {"timeout_secs": 1})):
-            task = await self.run_task(
-                f"python3 -c '{loop}' & sleep 300", name=f"chain-{name}", wait_seconds=0.7, **arguments
-            )
+            cmd = f"echo $$; python3 -c '{loop}' & sleep 300"
+            task = await self.run_task(cmd, name=f"chain-{name}", wait_seconds=0.7, **arguments)
             if name != "timed":
                 await self.call("kill", {"id": task["id"], "force": name == "forced"})
             self.assertIn((await self.status(task["id"], 10))["status"], ("killed", "timed_out"))
-            await eventually_async(lambda task_id=task["id"]: self.has_no_processes(task_id))
-            await self.gone(task["id"])
-
-    async def has_no_processes(self, task_id: str) -> bool:
-        return bool((await self.status(task_id))["processes"] == 0)
+            await eventually(lambda group=int(task["stdout_tail"]): not group_exists(group))
 
     @asynchronous
     async def test_one_polite_signal(self) -> None:
@@ -600,6 +595,14 @@ class TaskTests(SharedDaemonCase):
         await eventually(lambda: len(os.listdir(f"/proc/{daemon.pid}/fd")) <= before)
         children = pathlib.Path(f"/proc/{daemon.pid}/task/{daemon.pid}/children").read_text()
         self.assertEqual(children, "")
+
+
+def group_exists(group: int) -> bool:
+    try:
+        os.killpg(group, 0)
+    except ProcessLookupError:
+        return False
+    return True
 
 
 async def eventually_async(predicate: Any) -> None:

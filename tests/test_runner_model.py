@@ -230,6 +230,7 @@ class RunnerModel(RuleBasedStateMachine):
         self.bench.advance(2)
         assert all(len(results) == 1 for results in self.waits)
         assert self.bench.runner.load() == (0, 0)
+        assert all(process.released for process in self.bench.machine.processes)
 
 
 class ModelTests(SynchronousTestCase):
