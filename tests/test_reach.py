@@ -107,7 +107,7 @@ class ReachTests(SynchronousTestCase):
         self.started[-1].wait()
         self.assertEqual(self.pids(leader), {cleared, marked})
         os.kill(marked, signal.SIGKILL)
-        self.until(lambda: marked not in self.pids(leader))
+        self.until(lambda: not os.path.exists(f"/proc/{marked}"))
         known = (self.reach.identify(cleared),)
         self.assertEqual(self.pids(leader, known), {cleared})
         self.assertEqual(self.pids(leader, mark="none"), set())
