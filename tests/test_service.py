@@ -6,7 +6,7 @@ import os
 
 from twisted.trial.unittest import SynchronousTestCase
 
-from hivebash.service import Options, default_state_dir
+from hivebash.service import Options, default_state_dir, unix_arguments
 
 
 class OptionsTests(SynchronousTestCase):
@@ -41,10 +41,47 @@ class OptionsTests(SynchronousTestCase):
         self.assertEqual(options["state-dir"], os.path.abspath("a"))
         self.assertEqual(options["workdir"], os.path.dirname(os.getcwd()))
 
-    def test_fault(self) -> None:
-        """A fault ends the program with one line."""
+    def test_faults(self) -> None:
+        """A fault ends the program with one line that names the option."""
         fault = self.assertRaises(SystemExit, self.parse, "--max-running", "-3")
         self.assertEqual(fault.code, "hivebash: --max-running takes a whole number, 1 or more, not '-3'")
+        for option, values in (
+            ("--max-running", ("0", "many", "1.5", "", "9" * 5000)),
+            ("--kill-grace", ("-1", "nan", "inf", "x", "")),
+            ("--keep", ("1.5", "-1")),
+            ("--keep-days", ("x", "-0.1")),
+            ("--env", ("=x", "NAME", "")),
+            ("--allow-host", ("a:1", "http://a", "a b", "a/b", "[::1", "")),
+            ("--no-such-option", ("x",)),
+            ("extra", ("y",)),
+        ):
+            for value in values:
+                fault = self.assertRaises(SystemExit, self.parse, option, value)
+                self.assertIn(option.strip("-"), fault.code)
+                self.assertTrue(fault.code.startswith("hivebash: "))
+                self.assertNotIn("\n", fault.code)
+
+    def test_unix_endpoint(self) -> None:
+        """A unix endpoint is a path, for its owner unless a mode is given; a backslash escapes what means something."""
+        here = os.getcwd()
+        for text, meant in (
+            ("unix:/a/b", ("/a/b", 0o600, 50)),
+            ("unix:b", (f"{here}/b", 0o600, 50)),
+            ("unix:address=/a:mode=660:backlog=7", ("/a", 0o660, 7)),
+            ("unix:mode=0666:address=/a\\:b\\=c", ("/a:b=c", 0o666, 50)),
+            (f"unix:/{'x' * 106}", (f"/{'x' * 106}", 0o600, 50)),
+        ):
+            self.assertEqual(unix_arguments(text), meant)
+        for text, word in (
+            ("unix:", "path"),
+            ("unix:/a:/b", "takes"),
+            ("unix:/a:mode=9", "mode"),
+            ("unix:/a:mode=", "mode"),
+            ("unix:/a:backlog=x", "backlog"),
+            ("unix:/a:lockfile=0", "takes"),
+            (f"unix:mode=600:address=/{'x' * 107}", "107"),
+        ):
+            self.assertIn(word, str(self.assertRaises(ValueError, unix_arguments, text)))
 
     def test_state_directory(self) -> None:
         """The first of the variables that is set says where things are kept."""
