@@ -335,7 +335,7 @@ class WaitTests(SharedDaemonCase):
         for revision in REVISIONS:
             for meta in ({}, {"_meta": {"progressToken": 1}}):
                 name = f"task-{revision}-{len(meta)}"
-                arguments = {"cmd": "sleep 1; echo there", "name": name, "wait_seconds": 30}
+                arguments = {"cmd": "sleep 0.5; echo there", "name": name, "wait_seconds": 30}
                 params = {"name": "run", "arguments": arguments, **meta}
                 _, writer = await asyncio.open_connection("127.0.0.1", self.port)
                 body = message(revision, "tools/call", params)
