@@ -2,7 +2,12 @@
 
 import signal
 
-# A shell starts what it puts into the background with these ignored, and what the tests start would inherit that.
-for _number in (signal.SIGINT, signal.SIGQUIT):
+# A shell starts what it puts into the background with these ignored, nohup one, and what the tests start would inherit
+# that.
+for _number, _usual in (
+    (signal.SIGINT, signal.default_int_handler),
+    (signal.SIGQUIT, signal.SIG_DFL),
+    (signal.SIGHUP, signal.SIG_DFL),
+):
     if signal.getsignal(_number) is signal.SIG_IGN:
-        signal.signal(_number, signal.default_int_handler)
+        signal.signal(_number, _usual)
