@@ -31,7 +31,7 @@ class Ending:
 
     _clock: IReactorTime
     _reach: IReach
-    _mark: str
+    mark: str
     _grace: float
     """Seconds between SIGTERM and SIGKILL."""
     leader: Identity | None = None
@@ -56,7 +56,7 @@ class Ending:
     def members(self) -> Sequence[Identity]:
         """The live processes of the task, as the last look that succeeded found them."""
         try:
-            self.known = self._reach.members(self.leader, self._mark, self.known)
+            self.known = self._reach.members(self.leader, self.mark, self.known)
             self._blind = False
         except OSError as error:
             self._cannot(error)
@@ -120,7 +120,7 @@ class Ending:
         hit: set[Identity] = set()
         try:
             for _ in range(limits.KILL_ROUNDS):
-                fresh = set(self._reach.destroy(self.leader, self._mark, self.known, held=self.held)) - hit
+                fresh = set(self._reach.destroy(self.leader, self.mark, self.known, held=self.held)) - hit
                 if not fresh:
                     break
                 hit |= fresh

@@ -12,7 +12,7 @@ from twisted.internet.defer import Deferred
 from zope.interface import Attribute, Interface
 
 from hivebash.retention import Finished
-from hivebash.task import Exit, Identity, Stream, Task
+from hivebash.task import Exit, Identity, LooseEnd, Notice, Stream, Task, Todo
 
 
 class CannotStart(Exception):  # noqa: N818 - the end of one task, not an error of the daemon
@@ -39,11 +39,14 @@ class IProcess(Interface):
 class IProcesses(Interface):
     """Starts leaders."""
 
-    def spawn(words: Sequence[str], task_id: str, mark: str, stdout: int, stderr: int) -> IProcess:
+    def spawn(
+        words: Sequence[str], task_id: str | None, mark: str, stdout: int, stderr: int, stdin: int | None = None
+    ) -> IProcess:
         """Start ``bash`` with ``words``, in a session and process group of its own.
 
-        ``stdout`` and ``stderr`` are open descriptors; they become 1 and 2 and stay the caller's to close. ``task_id``
-        and ``mark`` go into its environment.
+        ``stdout`` and ``stderr`` are open descriptors; they become 1 and 2 and stay the caller's to close; so does
+        ``stdin``, without which it is ``/dev/null``. ``task_id``, where it is a task, and ``mark`` go into its
+        environment.
 
         Raises CannotStart.
         """
@@ -119,8 +122,8 @@ class ITaskStore(Interface):
     def add(task: Task) -> None:
         """Keep a new task, in place of a finished one of that id. Raises StoreError."""
 
-    def save(task: Task) -> None:
-        """Keep what became of a task. Raises StoreError."""
+    def save(task: Task, notice: Notice | None = None) -> None:
+        """Keep what became of a task, and the notice of it: both or neither. Raises StoreError."""
 
     def get(task_id: str) -> Task | None:
         """The task of that id."""
@@ -144,4 +147,90 @@ class ITaskStore(Interface):
         """How many finished tasks there are."""
 
     def forget(task_ids: Iterable[str]) -> None:
-        """Drop those of the tasks that are finished. Raises StoreError."""
+        """Drop those of the tasks that are finished, with their notices that wait for nothing. Raises StoreError."""
+
+
+class INotices(Interface):
+    """The outbox on disk: one notice a key, the newest. Each change is there for good once its call has returned."""
+
+    def notice(key: str) -> Notice | None:
+        """The notice of that key."""
+
+    def keep(notice: Notice) -> None:
+        """Keep a notice, in place of any of its key. Raises StoreError."""
+
+    def drop(key: str) -> None:
+        """Drop the notice of that key. Raises StoreError."""
+
+    def owed() -> Sequence[str]:
+        """The keys of those that are due or withdrawn, the oldest first."""
+
+
+class HarnessAway(Exception):  # noqa: N818 - it comes back
+    """Raised if the harness cannot be reached, or did not answer in time or in full. Its text is the reason."""
+
+
+class HarnessFailed(Exception):  # noqa: N818 - it may work the next time
+    """Raised if the harness failed at this request. Its text is the reason."""
+
+
+class HarnessRefused(Exception):  # noqa: N818 - an answer
+    """Raised if the harness does not want this request, now or ever. Its text is the reason."""
+
+
+class ITodoSink(Interface):
+    """The agent's harness. Each call may have taken effect even if it fails."""
+
+    def put(key: str, todo: Todo) -> Deferred[None]:
+        """Make or replace the todo of that key. Fails with HarnessAway, HarnessFailed or HarnessRefused."""
+
+    def remove(key: str) -> Deferred[None]:
+        """See that there is no todo of that key. Fails as put."""
+
+    def when_back() -> Deferred[None]:
+        """Fires when a harness that was away may have come back, if that can be seen. Can be cancelled."""
+
+    def close() -> Deferred[None]:
+        """Give up what is under way."""
+
+
+RECEIPT = "hivebash.receipt"
+"""Under this name the scope of a request holds its IReceipt."""
+
+
+class IReceipt(Interface):
+    """What becomes of the answer to one request."""
+
+    def written() -> Deferred[bool]:
+        """Fires with whether the whole answer was written to a client that was still there. Never fails.
+
+        Asked for before the answer is given; a new Deferred for each call.
+        """
+
+
+class ILedger(Interface):
+    """The todos of the built-in harness on disk, and the turns that they call for."""
+
+    def put(key: str, todo: Todo, now: float) -> tuple[int, bool]:
+        """Make or replace the todo of that key; its id, and whether there was none. Raises StoreError.
+
+        A turn is due if its summary changed and its state is final.
+        """
+
+    def remove(key: str) -> bool:
+        """Drop the todo of that key; whether there was one. Raises StoreError."""
+
+    def cancel(number: int) -> bool:
+        """Drop the todo of that id; whether there was one. Raises StoreError."""
+
+    def open_ends() -> Sequence[LooseEnd]:
+        """All todos, the oldest first."""
+
+    def turn_due() -> bool:
+        """Whether a turn has to be run, and has not been begun too often."""
+
+    def begin_turn() -> None:
+        """The turn that is due begins. Raises StoreError."""
+
+    def end_turn() -> None:
+        """It is over; another one is due if there was a change meanwhile. Raises StoreError."""

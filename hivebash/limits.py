@@ -116,3 +116,36 @@ YOUNG: Final = 0.5 * SECONDS
 
 FEW_PIDS: Final = 64
 """So many pids are looked at one by one; above that the list of all is the shorter way."""
+
+RETRY_FIRST: Final = 0.2 * SECONDS
+"""From the first failure at the harness until the next try at the latest; each next pause is twice as long."""
+
+RETRY_MOST: Final = 30 * SECONDS
+"""The longest pause between two tries: a harness that comes back unseen is told within it."""
+
+HARNESS_PATIENCE: Final = 10 * SECONDS
+"""For one request to the harness, from the connection to the answer's last byte."""
+
+HARNESS_ANSWER: Final = 64 * KIB
+"""Bytes of the harness's answer: it has a number in it."""
+
+SENDS_AT_ONCE: Final = 8
+"""Requests to the harness under way: a burst of ends goes out quickly and does not delay answers to the agent."""
+
+RECEIPT_PATIENCE: Final = 10 * SECONDS
+"""An answer that its client did not take for this long was not told."""
+
+SEND_MARGIN: Final = 0.4 * SECONDS
+"""A stopping daemon lets requests to the harness come to their end for this long."""
+
+TURN_PAUSE: Final = 0.1 * SECONDS
+"""From a change until the turn it sets off: tasks that end together are told together."""
+
+TURN_LIMIT: Final = 15 * 60 * SECONDS
+"""For one turn: an agent's work on a todo, and yet one that hangs must not end all turns."""
+
+TURN_TRIES: Final = 3
+"""Starts of one turn, if the daemon dies during it: it may be the turn that ends the daemon."""
+
+TODO_TEXT: Final = 16 * KIB
+"""Characters of a todo's summary or detail that the built-in harness takes."""

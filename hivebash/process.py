@@ -242,8 +242,18 @@ class Processes:
     def __attrs_post_init__(self) -> None:
         self._bash = shutil.which("bash", path=self._environment.get("PATH")) or "/bin/bash"
 
-    def spawn(self, words: Sequence[str], task_id: str, mark: str, stdout: int, stderr: int) -> TaskProtocol:
-        environment = {**self._environment, TASK_ID: task_id, TASK_MARK: mark}
+    def spawn(  # noqa: PLR0917 - the interface's order
+        self,
+        words: Sequence[str],
+        task_id: str | None,
+        mark: str,
+        stdout: int,
+        stderr: int,
+        stdin: int | None = None,
+    ) -> TaskProtocol:
+        environment = {**self._environment, TASK_MARK: mark}
+        if task_id is not None:
+            environment[TASK_ID] = task_id
         bash = self._bash
         argv = [bash, *words]
         try:
@@ -257,7 +267,9 @@ class Processes:
                 [os.fsencode(word) if word is bash else word.encode() for word in argv],
                 environment,
                 file_actions=[
-                    (os.POSIX_SPAWN_OPEN, 0, os.devnull, os.O_RDONLY, 0),
+                    (os.POSIX_SPAWN_OPEN, 0, os.devnull, os.O_RDONLY, 0)
+                    if stdin is None
+                    else (os.POSIX_SPAWN_DUP2, stdin, 0),
                     (os.POSIX_SPAWN_DUP2, stdout, 1),
                     (os.POSIX_SPAWN_DUP2, stderr, 2),
                 ],

@@ -6,6 +6,7 @@ as null, and nearly anything by mistake; the sentence names the argument and wha
 
 from __future__ import annotations
 
+import json
 import math
 import re
 from collections.abc import Collection, Mapping
@@ -13,16 +14,19 @@ from collections.abc import Collection, Mapping
 import attrs
 
 from hivebash import limits
-from hivebash.task import NAME_MAX, valid_name
+from hivebash.task import NAME_MAX, State, Todo, valid_name
 
 Arguments = Mapping[str, object]
 
 RUN_ARGUMENTS = ("cmd", "timeout_secs", "wait_seconds", "name")
 STATUS_ARGUMENTS = ("id", "wait_seconds")
 KILL_ARGUMENTS = ("id", "force")
+CANCEL_ARGUMENTS = ("kind", "id")
 
 _NUMBER = re.compile(r"(?:[0-9]+(?:\.[0-9]*)?|\.[0-9]+)(?:[eE][+-]?[0-9]+)?")
 _SHOWN = 60
+_ID_MOST = 2**53
+"""Whole numbers up to it are exact in every JSON reader."""
 
 NAME_PATTERN = f"^[a-z0-9-]{{1,{NAME_MAX}}}$"
 """For a JSON schema."""
@@ -111,6 +115,59 @@ def parse_kill(arguments: Arguments) -> Kill:
     if force is not None and not isinstance(force, bool):
         raise Refusal(f"force takes true or false, not {_show(force)}.")
     return Kill(_id(arguments.get("id")), bool(force))
+
+
+def parse_nothing(arguments: Arguments) -> None:
+    """Raises Refusal: get_loose_ends takes nothing."""
+    if arguments:
+        raise Refusal(f"get_loose_ends takes no arguments, not {_show(next(iter(arguments)))}.")
+
+
+def parse_cancel(arguments: Arguments) -> int:
+    """The id in the arguments of the cancel_loose_end tool. Raises Refusal: unknown argument, bad kind or id."""
+    _only("cancel_loose_end", arguments, CANCEL_ARGUMENTS)
+    kind = arguments.get("kind")
+    if kind != "todo":
+        raise Refusal(f"kind takes 'todo', not {_show(kind)}." if kind is not None else "kind is missing: give 'todo'.")
+    given = arguments.get("id")
+    if given is None:
+        raise Refusal("id is missing: give a loose end's id; get_loose_ends lists them.")
+    number = _number(given)
+    if number is None or not number.is_integer() or not 0 <= number <= _ID_MOST:
+        raise Refusal(f"id takes a loose end's id as a whole number, not {_show(given)}.")
+    return int(number)
+
+
+def parse_todo(key: str, body: bytes) -> Todo:
+    """What a program puts on the list: ``summary``, ``detail`` and ``state`` in a JSON object.
+
+    Raises Refusal: a bad key, or a body that is something else.
+    """
+    if not valid_name(key):
+        raise Refusal(f"The key {_show(key)} is not 1 to {NAME_MAX} of a-z, 0-9 and -.")
+    try:
+        value = json.loads(body)
+    except (ValueError, RecursionError):
+        raise Refusal("The body is no JSON text.") from None
+    if not isinstance(value, dict):
+        raise Refusal("The body is no JSON object.")
+    for name in ("summary", "detail", "state"):
+        text = value.get(name)
+        if not isinstance(text, str) or len(text) > limits.TODO_TEXT or not _encodable(text):
+            raise Refusal(f"{name} is not a string of at most {limits.TODO_TEXT} characters.")
+    try:
+        state = State(value["state"])
+    except ValueError:
+        raise Refusal(f"state is not one of {', '.join(State)}.") from None
+    return Todo(value["summary"], value["detail"], state)
+
+
+def _encodable(text: str) -> bool:
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
 
 
 def _only(tool: str, arguments: Arguments, known: Collection[str]) -> None:

@@ -3,9 +3,10 @@
 Rank 2: the clock, the time of day and everything with more than one side are passed in.
 
 Theory of operation. Only what is pending or running is held in memory, with whatever ended and left processes behind;
-of all else the store is the memory. What becomes of a task is decided by its lifecycle, written to the store, and told
-to those who wait, in this order: an end that the disk does not take yet is tried again and told later, and until then
-the task counts as running. A slot is free again as soon as the leader has ended.
+of all else the store is the memory. What becomes of a task is decided by its lifecycle, written to the store together
+with the notice of it, and told to those who wait and to the harness, in this order: an end that the disk does not take
+yet is tried again and told later, and until then the task counts as running. A slot is free again as soon as the leader
+has ended.
 """
 
 from __future__ import annotations
@@ -23,11 +24,12 @@ from twisted.logger import Logger
 
 from hivebash import limits, wording
 from hivebash.ending import Ending
-from hivebash.interfaces import CannotStart, IProcess, IProcesses, IReach, ISpool, ITaskStore, StoreError
+from hivebash.interfaces import CannotStart, IProcess, IProcesses, IReach, IReceipt, ISpool, ITaskStore, StoreError
 from hivebash.lifecycle import Life, end_of_lost, new_life
+from hivebash.notices import Hold, Notices
 from hivebash.requests import Kill, Refusal, Run
 from hivebash.retention import Retention
-from hivebash.task import Exit, KillReport, Snapshot, State, Task
+from hivebash.task import Exit, KillReport, Notice, Snapshot, State, Task
 
 _log = Logger()
 
@@ -78,6 +80,7 @@ class TaskRunner:
     _reach: IReach
     _spool: ISpool
     _store: ITaskStore
+    _notices: Notices
     max_running: int = limits.MAX_RUNNING
     kill_grace: float = limits.KILL_GRACE
     """Seconds."""
@@ -96,22 +99,46 @@ class TaskRunner:
 
     # What clients ask for.
 
-    async def run(self, request: Run) -> Snapshot:
+    async def run(self, request: Run, receipt: IReceipt | None = None) -> Snapshot:
         """Start a task, or put it in the queue; the task as it is at its end, or when the wait is over.
 
-        Cancelling ends the wait and leaves the task alone. Raises Refusal: busy name, daemon stopping, disk.
+        ``receipt``: of the answer that shows it. A task that goes on is put on the harness's list; the end of one that
+        ended is not, if the answer is written. Cancelling ends the wait and leaves the task alone. Raises Refusal: busy
+        name, daemon stopping, disk.
         """
-        return await self._wait(self._submit(request), request.wait.seconds)
+        active, hold = self._submit(request)
+        try:
+            snapshot = await self._wait(active, request.wait.seconds)
+        except BaseException:  # a client that left, for the most part
+            self._list(active)
+            hold.release()
+            raise
+        if snapshot.task.state.final:
+            hold.follow(receipt)
+        else:
+            self._list(active)
+            hold.release()
+        return snapshot
 
-    async def observe(self, task_id: str, seconds: float) -> Snapshot:
+    async def observe(self, task_id: str, seconds: float, receipt: IReceipt | None = None) -> Snapshot:
         """A task as it is at its end, or after that many seconds at the latest.
 
+        ``receipt``: of the answer that shows it; once one with the end is written, the harness need not tell it.
         Cancelling ends the wait and leaves the task alone. Raises Refusal: unknown id.
         """
         active = self._active.get(task_id)
-        if active is None:
-            return self._snapshot_finished(self._known(task_id))
-        return await self._wait(active, seconds)
+        task = self._known(task_id) if active is None else active.task
+        hold = self._notices.hold(task_id, task.mark)
+        try:
+            snapshot = self._snapshot_finished(task) if active is None else await self._wait(active, seconds)
+        except BaseException:
+            hold.release()
+            raise
+        if snapshot.task.state.final:
+            hold.follow(receipt)
+        else:
+            hold.release()
+        return snapshot
 
     def table(self) -> Table:
         """What is running and pending, and the newest finished tasks."""
@@ -162,7 +189,7 @@ class TaskRunner:
         for task in self._store.unfinished():
             end = end_of_lost(task)
             ended = task.ended(end, duration_secs=self._lost_duration(task), finished_at=self._now())
-            self._store.save(ended)
+            self._save_end(ended)
             ending = self._ending_of(ended)
             if ending.members():
                 self._haunted[task.mark] = ending
@@ -214,7 +241,8 @@ class TaskRunner:
 
     # From submission to end.
 
-    def _submit(self, request: Run) -> _Active:
+    def _submit(self, request: Run) -> tuple[_Active, Hold]:
+        """The new task, and the hold on its end by the one who asked for it."""
         if self._stopping:
             raise Refusal(wording.STOPPING)
         task_id = self._fresh_id() if request.name is None else request.name
@@ -231,9 +259,10 @@ class TaskRunner:
             self._spool.remove(task_id)
         ending = self._new_ending(mark)
         active = self._active[task_id] = _Active(task, ending, new_life(ending))
+        hold = self._notices.hold(task_id, mark)
         self._queue.append(active)
         self._fill()
-        return active
+        return active, hold
 
     def _fresh_id(self) -> str:
         while True:
@@ -314,7 +343,10 @@ class TaskRunner:
 
     def _write(self, active: _Active) -> None:
         try:
-            self._store.save(active.ended or active.task)
+            if active.ended is None:
+                self._store.save(active.task)
+            else:
+                self._save_end(active.ended)
         except StoreError as error:
             _log.error("task {id} cannot be written down: {error}", id=active.task.id, error=str(error))
             self._unwritten[active.task.id] = active
@@ -324,6 +356,24 @@ class TaskRunner:
         self._unwritten.pop(active.task.id, None)
         if active.ended is not None:
             self._tell(active, active.ended)
+
+    def _save_end(self, ended: Task) -> None:
+        """The end and its notice, both or neither. Raises StoreError."""
+        self._store.save(ended, self._draft(ended))
+        self._notices.post(ended.id)
+
+    def _list(self, active: _Active) -> None:
+        """Tell the harness of a task that nobody waits for any more; its end will be told in any case."""
+        if active.told:
+            return
+        try:
+            self._notices.keep(self._draft(active.task))
+        except StoreError as error:
+            _log.error("task {id} is not put on the list: {error}", id=active.task.id, error=str(error))
+
+    def _draft(self, task: Task) -> Notice:
+        snapshot = Snapshot(task, task.duration_secs or 0.0, 0, *self._spool.streams(task.id, tails=False))
+        return self._notices.draft(task, wording.todo(snapshot))
 
     def _write_again(self) -> None:
         for active in list(self._unwritten.values()):

@@ -14,6 +14,7 @@ import logging
 import math
 import os
 import pwd
+import random
 import re
 import secrets
 import signal
@@ -22,6 +23,7 @@ import stat
 import sys
 import time
 from collections.abc import Awaitable, Callable, Mapping
+from functools import partial
 from importlib.metadata import version as version_of
 from typing import TYPE_CHECKING, NoReturn
 
@@ -43,13 +45,20 @@ if TYPE_CHECKING:
     from twisted.internet.asyncioreactor import AsyncioSelectorReactor
     from twisted.web.server import Site
 
+    from hivebash.ledger import Ledger
+    from hivebash.notices import Notices
+    from hivebash.process import Processes
+    from hivebash.reach import ProcReach
     from hivebash.runner import TaskRunner
     from hivebash.store import TaskStore
+    from hivebash.turns import Turns
     from hivebash.web import McpEndpoint
 
 _log = Logger()
 
 DATABASE = "hivebash.sqlite"
+LEDGER = "loose-ends.sqlite"
+AGENT_SOCKET = "agent.sock"
 SPOOL = "harness/bash-tasks"
 LOCK = "lock"
 UNIX_PATH_MAX = 107
@@ -112,6 +121,13 @@ class Options(usage.Options):
             None,
             _STATE_DIR_HELP,
         ],
+        [
+            "agent-socket",
+            None,
+            None,
+            "Unix socket of the agent's harness. Without one, a built-in harness runs. [default: $HIVE_AGENT_SOCKET]",
+        ],
+        ["on-todo", None, None, "Built-in harness: command to run when a task has ended; see README."],
         ["workdir", None, None, "Working directory of tasks. [default: where the daemon is started]"],
         [
             "max-running",
@@ -171,9 +187,20 @@ class Options(usage.Options):
         try:
             self["state-dir"] = os.path.abspath(self["state-dir"] or default_state_dir(os.environ))
             self["workdir"] = os.path.abspath(self["workdir"] or ".")
+            given = self["agent-socket"] or os.environ.get("HIVE_AGENT_SOCKET")
+            self["agent-socket"] = os.path.abspath(given) if given else None
         except FileNotFoundError:
             raise usage.UsageError("the directory it is started in is gone") from None
         self.listen = self.listen or [limits.LISTEN]
+        if self["on-todo"] is not None and self["agent-socket"] is not None:
+            raise usage.UsageError("--on-todo is for the built-in harness, and with --agent-socket there is another")
+        if self["on-todo"] is not None and (not self["on-todo"].strip() or "\0" in self["on-todo"]):
+            raise usage.UsageError("--on-todo takes a shell command, and this one is blank")
+        path = self["agent-socket"] or f"{self['state-dir']}/{AGENT_SOCKET}"
+        if (length := len(os.fsencode(path))) > UNIX_PATH_MAX:
+            raise usage.UsageError(
+                f"the harness's socket {path} has a path of {length} bytes, and it may have {UNIX_PATH_MAX} at most"
+            )
 
     def parseOptions(self, options: list[str] | None = None) -> None:
         """Raises SystemExit with one line, where twistd would print its whole usage."""
@@ -199,6 +226,8 @@ def makeService(options: Options) -> IService:
     lock = _claim(options["state-dir"])
 
     # The reactor is in place, and these import it.
+    from hivebash.harness import Harness
+    from hivebash.notices import Notices
     from hivebash.process import TASK_MARK, Processes, task_environment
     from hivebash.reach import ProcReach
     from hivebash.runner import TaskRunner
@@ -207,27 +236,104 @@ def makeService(options: Options) -> IService:
     from hivebash.tools import Tools
     from hivebash.web import McpEndpoint, Web, site
 
-    store = TaskStore(f"{options['state-dir']}/{DATABASE}")
+    state_dir = options["state-dir"]
+    store = TaskStore(f"{state_dir}/{DATABASE}")
     _check_store(store)
     reach = ProcReach(TASK_MARK)
+    processes = Processes(reactor, reach, task_environment(os.environ, options.environment_changes), options["workdir"])
+    own = None if options["agent-socket"] is not None else _own_harness(options, reactor, processes, reach)
+    notices = Notices(
+        clock=reactor,
+        chance=random.random,
+        outbox=store,
+        harness=Harness(reactor, options["agent-socket"] or f"{state_dir}/{AGENT_SOCKET}"),
+    )
     runner = TaskRunner(
         clock=reactor,
         now=time.time,
-        fresh_token=lambda: secrets.token_hex(16),
-        processes=Processes(
-            reactor, reach, task_environment(os.environ, options.environment_changes), options["workdir"]
-        ),
+        fresh_token=_fresh_token,
+        processes=processes,
         reach=reach,
-        spool=Spool(f"{options['state-dir']}/{SPOOL}"),
+        spool=Spool(f"{state_dir}/{SPOOL}"),
         store=store,
+        notices=notices,
         max_running=options["max-running"],
         kill_grace=options["kill-grace"],
         retention=Retention(options["keep"], options["keep-days"]),
     )
     version = version_of("hivebash")
-    mcp = McpEndpoint(Tools(runner).server(version))
-    ports = _listen(reactor, options.listen, site(Web(runner, mcp, version), Access(options.allowed_hosts)))
-    return Daemon(reactor, store, runner, mcp, ports, lock)
+    mcp = McpEndpoint(Tools(runner).server(version), reactor)
+    web = Web(runner, mcp, version, None if own is None else own.mcp)
+    own_socket = f"{state_dir}/{AGENT_SOCKET}"
+    if own is not None:
+        own.port = _listen_privately(reactor, own_socket, own.site)
+    try:
+        ports = _listen(reactor, options.listen, site(web, Access(options.allowed_hosts)))
+    except SystemExit:
+        if own is not None:
+            os.unlink(own_socket)
+        raise
+    return Daemon(reactor, store, runner, notices, mcp, ports, own, lock)
+
+
+def _fresh_token() -> str:
+    return secrets.token_hex(16)
+
+
+def _own_harness(
+    options: Options, reactor: AsyncioSelectorReactor, processes: Processes, reach: ProcReach
+) -> BuiltInHarness:
+    """The harness for an agent that has none."""
+    from hivebash.ledger import Ledger
+    from hivebash.loose_ends import LooseEnds
+    from hivebash.todos import Todos
+    from hivebash.turns import Turns
+    from hivebash.web import McpEndpoint
+
+    ledger = Ledger(f"{options['state-dir']}/{LEDGER}")
+    _check_store(ledger)
+    turns = None
+    if options["on-todo"] is not None:
+        turns = Turns(
+            clock=reactor,
+            fresh_token=_fresh_token,
+            processes=processes,
+            reach=reach,
+            ledger=ledger,
+            command=options["on-todo"],
+            series=f"turn-{_name_of(options['state-dir'])}-",
+            grace=options["kill-grace"],
+        )
+    todos = Todos(ledger, time.time, (lambda: None) if turns is None else turns.look)
+    mcp = McpEndpoint(LooseEnds(ledger).server(version_of("hivebash")), reactor)
+    return BuiltInHarness(ledger, turns, mcp, todos.site())
+
+
+def _name_of(state_dir: str) -> str:
+    """The same for each daemon on this directory, and no other."""
+    status = os.stat(state_dir)
+    return f"{status.st_dev:x}-{status.st_ino:x}"
+
+
+@attrs.define(eq=False)
+class BuiltInHarness:
+    """The parts of the built-in harness."""
+
+    ledger: Ledger
+    turns: Turns | None
+    mcp: McpEndpoint
+    site: Site
+    port: IListeningPort | None = None
+
+    def start(self) -> None:
+        """Open what must not cross a fork(2)."""
+        self.ledger.open()
+
+    def serve(self) -> None:
+        """Begin. To be called in the running event loop."""
+        self.mcp.start()
+        if self.turns is not None:
+            self.turns.start()
 
 
 @attrs.define(eq=False)
@@ -237,8 +343,10 @@ class Daemon(Service):
     _reactor: AsyncioSelectorReactor
     _store: TaskStore
     _runner: TaskRunner
+    _notices: Notices
     _mcp: McpEndpoint
     _ports: list[IListeningPort]
+    _harness: BuiltInHarness | None
     _lock: int
 
     def startService(self) -> None:
@@ -248,6 +356,8 @@ class Daemon(Service):
         signal.pthread_sigmask(signal.SIG_SETMASK, ())  # whatever it was started with: it is to be stoppable
         logging.getLogger().addHandler(_ToTwisted(logging.WARNING))
         self._store.open()
+        if self._harness is not None:
+            self._harness.start()
         self._runner.recover()
         # What is there now stays: the collector need not look at it again and again while tasks wait.
         gc.collect()
@@ -259,12 +369,15 @@ class Daemon(Service):
 
     def _serve(self) -> None:
         self._mcp.start()
+        if self._harness is not None:
+            self._harness.serve()
+        self._notices.start()
         if signal.getsignal(signal.SIGHUP) is signal.SIG_DFL:
             # The end of the terminal is no reason to leave tasks behind.
             signal.signal(signal.SIGHUP, lambda *_: self._reactor.callFromThread(self._reactor.stop))
 
     def stopService(self) -> Deferred[None]:
-        """Take no more connections, end the tasks, let answers be written: within the grace and 2 seconds."""
+        """Take no more connections, end the tasks, let answers and todos be written: within the grace and 2 seconds."""
         super().stopService()
         for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
             signal.signal(number, signal.SIG_IGN)  # once is enough
@@ -274,8 +387,23 @@ class Daemon(Service):
         """Each step is taken, whatever became of the one before."""
         for port in self._ports:
             await _step("closing an address", port.stopListening)
+        turns = None if self._harness is None else self._harness.turns
+        ending_turn = None if turns is None else Deferred.fromCoroutine(_step("ending the turn", turns.stop))
         await _step("ending the tasks", self._runner.stop)
-        await _step("ending the answers", lambda: self._mcp.stop(self._reactor))
+        if ending_turn is not None:
+            await ending_turn
+        served = [self._mcp] if self._harness is None else [self._mcp, self._harness.mcp]
+        answers = [
+            Deferred.fromCoroutine(_step("ending the answers", partial(mcp.stop, self._reactor))) for mcp in served
+        ]
+        for ending in answers:
+            await ending
+        await _step("ending the todos", self._notices.stop)
+        if self._harness is not None:
+            own = self._harness
+            if own.port is not None:
+                await _step("closing the harness's socket", own.port.stopListening)
+            await _step("closing the ledger", own.ledger.close)
         await _step("closing the database", self._store.close)
         os.close(self._lock)
 
@@ -386,7 +514,7 @@ def _user_name(uid: int) -> str:
         return f"uid {uid}"
 
 
-def _check_store(store: TaskStore) -> None:
+def _check_store(store: TaskStore | Ledger) -> None:
     try:
         store.open()
         store.check()
@@ -419,6 +547,16 @@ def _listen(reactor: AsyncioSelectorReactor, descriptions: list[str], factory: S
                 os.unlink(path)
             _refuse(f"--listen {description}: {error or type(error).__name__}")
     return ports
+
+
+def _listen_privately(reactor: AsyncioSelectorReactor, path: str, factory: Site) -> IListeningPort:
+    """Bind a socket for the daemon's own user."""
+    try:
+        _make_way(path)
+        port: IListeningPort = reactor.listenUNIX(path, factory, mode=0o600, wantPID=False)
+    except Exception as error:  # noqa: BLE001 - as in _listen
+        _refuse(f"{path}: {error or type(error).__name__}")
+    return port
 
 
 def unix_arguments(description: str) -> tuple[str, int, int]:

@@ -1,15 +1,11 @@
-"""The tasks on disk: one SQLite file.
+"""The tasks and the notices of them on disk: one SQLite file.
 
-Rank 3: implements ITaskStore.
-
-Write-ahead log with synchronous=NORMAL: a change that was committed survives the end of the daemon in any way; after a
-loss of power the last ones may be missing, never half of one. Whoever opens it holds the lock of the state directory.
+Rank 3: implements ITaskStore and INotices.
 """
 
 from __future__ import annotations
 
 import json
-import os
 import sqlite3
 from collections.abc import Iterable, Sequence
 from typing import Any
@@ -17,10 +13,10 @@ from typing import Any
 import attrs
 from zope.interface import implementer
 
-from hivebash import limits
-from hivebash.interfaces import ITaskStore, StoreError
+from hivebash.database import Change, check, open_database, write, write_all
+from hivebash.interfaces import INotices, ITaskStore, StoreError
 from hivebash.retention import Finished
-from hivebash.task import Cause, Exit, Identity, State, Task
+from hivebash.task import Cause, Exit, Identity, Notice, Phase, State, Task, Todo
 
 MIGRATIONS = (
     """
@@ -51,8 +47,22 @@ MIGRATIONS = (
     CREATE TABLE store (instance TEXT NOT NULL) STRICT;
     INSERT INTO store VALUES (lower(hex(randomblob(8))));
     """,
+    """
+    CREATE TABLE notice (
+        number INTEGER PRIMARY KEY,  -- the order in which they came about
+        key TEXT NOT NULL UNIQUE,    -- a task's id
+        mark TEXT NOT NULL,          -- that task's mark
+        summary TEXT NOT NULL,
+        detail TEXT NOT NULL,
+        state TEXT NOT NULL,
+        phase TEXT NOT NULL,
+        exposed INTEGER NOT NULL,    -- whether the harness may hold anything under this key
+        problem TEXT NOT NULL
+    ) STRICT;
+    CREATE INDEX notice_owed ON notice (number) WHERE phase IN ('due', 'withdrawn');
+    """,
 )
-"""From each version of the schema to the next; SQLite's user_version says how many were applied."""
+"""From each version of the schema to the next."""
 
 _COLUMNS = (
     "id", "cmd", "submitted_at", "mark", "timeout_secs", "state", "asked", "leader_pid", "leader_start_time",
@@ -68,7 +78,15 @@ _SAVE = (
 )
 
 
-@implementer(ITaskStore)
+_NOTICE_COLUMNS = ("key", "mark", "summary", "detail", "state", "phase", "exposed", "problem")
+_NOTICE = f"SELECT {', '.join(_NOTICE_COLUMNS)} FROM notice WHERE key = ?"  # noqa: S608 - our own names
+_KEEP = (
+    f"INSERT INTO notice ({', '.join(_NOTICE_COLUMNS)}) VALUES ({', '.join('?' * len(_NOTICE_COLUMNS))}) "  # noqa: S608
+    f"ON CONFLICT (key) DO UPDATE SET {', '.join(f'{name} = excluded.{name}' for name in _NOTICE_COLUMNS[1:])}"
+)
+
+
+@implementer(ITaskStore, INotices)
 @attrs.define(eq=False)
 class TaskStore:
     """The tasks in a file, between ``open`` and ``close``."""
@@ -78,42 +96,31 @@ class TaskStore:
     _connection: sqlite3.Connection = attrs.field(init=False)
 
     def open(self) -> None:
-        """Open or make the file, mode 0600, and bring its schema up to date. Not to be held open over a fork(2).
-
-        Raises StoreError: it cannot be read or written, or a newer version of the daemon wrote it.
-        """
+        """See ``database.open_database``."""
+        self._connection = open_database(self._path, MIGRATIONS)
         try:
-            os.close(os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600))
-            self._connection = sqlite3.connect(self._path, isolation_level=None, timeout=limits.STORE_PATIENCE)
-        except OSError as error:
-            raise StoreError(f"{self._path}: {error.strerror}") from None
-        except sqlite3.Error as error:
-            raise StoreError(f"{self._path}: {error}") from None
-        try:
-            _prepare(self._connection)
             (self.instance,) = self._connection.execute("SELECT instance FROM store").fetchone()
-        except (sqlite3.Error, StoreError) as error:
+        except sqlite3.Error as error:
             self._connection.close()
             raise StoreError(f"{self._path}: {error}") from None
 
     def check(self) -> None:
         """Read it all. Raises StoreError: it is damaged."""
-        try:
-            (verdict,) = self._connection.execute("PRAGMA quick_check(1)").fetchone()
-        except sqlite3.Error as error:
-            raise StoreError(f"{self._path}: {error}") from None
-        if verdict != "ok":
-            raise StoreError(f"{self._path} is damaged: {verdict}")
+        check(self._path, self._connection)
 
     def close(self) -> None:
         """Give the file up."""
         self._connection.close()
 
     def add(self, task: Task) -> None:
-        self._write(_ADD, _row(task))
+        write(self._connection, _ADD, _row(task))
 
-    def save(self, task: Task) -> None:
-        self._write(_SAVE, {**_row(task), "final": task.state.final})
+    def save(self, task: Task, notice: Notice | None = None) -> None:
+        change: Change = (_SAVE, {**_row(task), "final": task.state.final})
+        if notice is None:
+            write(self._connection, *change)
+        else:
+            write_all(self._connection, change, (_KEEP, _notice_row(notice)))
 
     def get(self, task_id: str) -> Task | None:
         return self._one(f"{_SELECT} WHERE id = ?", task_id)
@@ -141,16 +148,28 @@ class TaskStore:
         return int(count)
 
     def forget(self, task_ids: Iterable[str]) -> None:
-        self._write(
-            "DELETE FROM task WHERE ended IS NOT NULL AND id IN (SELECT value FROM json_each(?))",
-            [json.dumps(list(task_ids))],
+        ids = [json.dumps(list(task_ids))]
+        finished = "ended IS NOT NULL AND id IN (SELECT value FROM json_each(?))"
+        settled = f"phase IN ('sent', 'refused') AND mark IN (SELECT mark FROM task WHERE {finished})"  # noqa: S608
+        write_all(
+            self._connection,
+            (f"DELETE FROM notice WHERE {settled}", ids),  # noqa: S608 - our own words
+            (f"DELETE FROM task WHERE {finished}", ids),  # noqa: S608
         )
 
-    def _write(self, statement: str, values: Sequence[object] | dict[str, object]) -> None:
-        try:
-            self._connection.execute(statement, values)
-        except sqlite3.Error as error:
-            raise StoreError(str(error)) from None
+    def notice(self, key: str) -> Notice | None:
+        row = self._connection.execute(_NOTICE, (key,)).fetchone()
+        return None if row is None else _notice(row)
+
+    def keep(self, notice: Notice) -> None:
+        write(self._connection, _KEEP, _notice_row(notice))
+
+    def drop(self, key: str) -> None:
+        write(self._connection, "DELETE FROM notice WHERE key = ?", (key,))
+
+    def owed(self) -> Sequence[str]:
+        rows = self._connection.execute("SELECT key FROM notice WHERE phase IN ('due', 'withdrawn') ORDER BY number")
+        return [key for (key,) in rows]
 
     def _one(self, query: str, value: object) -> Task | None:
         row = self._connection.execute(query, (value,)).fetchone()
@@ -158,16 +177,6 @@ class TaskStore:
 
     def _all(self, query: str, *values: object) -> Sequence[Task]:
         return [_task(row) for row in self._connection.execute(query, values)]
-
-
-def _prepare(connection: sqlite3.Connection) -> None:
-    connection.execute("PRAGMA journal_mode = WAL")
-    connection.execute("PRAGMA synchronous = NORMAL")
-    (version,) = connection.execute("PRAGMA user_version").fetchone()
-    if version > len(MIGRATIONS):
-        raise StoreError(f"its version is {version}, and this daemon knows those up to {len(MIGRATIONS)}")
-    for number in range(version, len(MIGRATIONS)):
-        connection.executescript(f"BEGIN;{MIGRATIONS[number]};PRAGMA user_version = {number + 1};COMMIT")
 
 
 def _row(task: Task) -> dict[str, object]:
@@ -205,3 +214,22 @@ def _task(row: Sequence[object]) -> Task:
         "left": tuple(Identity(*process) for process in json.loads(values.pop("left_behind"))),
     }
     return Task(**values, leader=None if leader[0] is None else Identity(*leader), exit=exit_)
+
+
+def _notice_row(notice: Notice) -> Sequence[object]:
+    todo = notice.todo
+    return (
+        notice.key,
+        notice.mark,
+        todo.summary,
+        todo.detail,
+        todo.state.value,
+        notice.phase.value,
+        int(notice.exposed),
+        notice.problem,
+    )
+
+
+def _notice(row: Sequence[Any]) -> Notice:
+    key, mark, summary, detail, state, phase, exposed, problem = row
+    return Notice(key, mark, Todo(summary, detail, State(state)), Phase(phase), bool(exposed), problem)

@@ -188,3 +188,53 @@ class KillReport:
     """None where there was nothing to signal."""
     cancelled: bool = False
     """Whether the task was pending and will never start."""
+
+
+@attrs.frozen
+class Todo:
+    """What the agent's harness is told of a task."""
+
+    summary: str
+    """One line; its change is what the harness wakes the agent for."""
+    detail: str
+    state: State
+
+
+class Phase(enum.StrEnum):
+    """How far a notice has come. One that is held back while somebody waits inline is DUE on disk: a crash frees it."""
+
+    DUE = "due"
+    """The harness has to be told."""
+    SENT = "sent"
+    """The harness has it."""
+    WITHDRAWN = "withdrawn"
+    """An answer told the end; the harness has to drop it."""
+    REFUSED = "refused"
+    """The harness does not want it, and asking again would change nothing."""
+
+
+@attrs.frozen
+class Notice:
+    """What is owed to the harness about the newest task of an id, as it is kept on disk."""
+
+    key: str
+    """The task's id."""
+    mark: str
+    """The task's mark: ids can be used again."""
+    todo: Todo
+    phase: Phase = Phase.DUE
+    exposed: bool = False
+    """Whether the harness may hold anything under this key."""
+    problem: str = ""
+    """Why it was refused."""
+
+
+@attrs.frozen
+class LooseEnd:
+    """A todo that the built-in harness holds open."""
+
+    id: int
+    key: str
+    todo: Todo
+    since: float
+    """Seconds since the epoch: when its summary came to be what it is."""

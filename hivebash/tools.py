@@ -28,6 +28,7 @@ from twisted.internet.defer import Deferred
 from twisted.logger import Logger
 
 from hivebash import limits, wording
+from hivebash.interfaces import RECEIPT, IReceipt
 from hivebash.requests import NAME_PATTERN, Refusal, parse_kill, parse_run, parse_status
 from hivebash.runner import TaskRunner
 from hivebash.task import Snapshot, State
@@ -169,7 +170,7 @@ class Tools:
     async def _run(self, context: _Context, arguments: Mapping[str, object]) -> CallToolResult:
         request = parse_run(arguments)
         wait = request.wait
-        snapshot = await _finish(context, self._runner.run(request), wait.seconds)
+        snapshot = await _finish(context, self._runner.run(request, receipt_of(context)), wait.seconds)
         if snapshot.task.state.final:
             return _told(snapshot, capped=wait.capped)
         return _answer(
@@ -184,12 +185,19 @@ class Tools:
                 wording.table_text(table.snapshots, table.hidden),
                 {"tasks": [wording.status_object(snapshot) for snapshot in table.snapshots]},
             )
-        snapshot = await _finish(context, self._runner.observe(request.id, request.wait.seconds), request.wait.seconds)
+        observing = self._runner.observe(request.id, request.wait.seconds, receipt_of(context))
+        snapshot = await _finish(context, observing, request.wait.seconds)
         return _told(snapshot, capped=request.wait.capped)
 
     async def _kill(self, context: _Context, arguments: Mapping[str, object]) -> CallToolResult:
         report = self._runner.kill(parse_kill(arguments))
         return _answer(wording.kill_text(report, self._runner.kill_grace), wording.kill_object(report))
+
+
+def receipt_of(context: _Context) -> IReceipt | None:
+    """What will become of the answer, where the transport can tell."""
+    scope: Mapping[str, Any] = getattr(context.request, "scope", {})
+    return scope.get(RECEIPT)
 
 
 async def _finish(context: _Context, waiting: Coroutine[Deferred[Any], Any, Snapshot], seconds: float) -> Snapshot:

@@ -18,13 +18,13 @@ from mcp.server.streamable_http_manager import StreamableHTTPSessionManager
 from mcp_types import INVALID_REQUEST, ErrorData, JSONRPCError
 from twisted.internet import defer
 from twisted.internet.defer import Deferred
-from twisted.internet.interfaces import IReactorTime
+from twisted.internet.interfaces import IReactorFDSet, IReactorTime
 from twisted.logger import Logger
 from twisted.python.failure import Failure
 from twisted.web.iweb import IRequest
 from twisted.web.resource import IResource, Resource
 from twisted.web.server import Request, Site
-from werkzeug.exceptions import HTTPException
+from werkzeug.exceptions import HTTPException, NotFound
 
 from hivebash import asgi, limits
 from hivebash.access import Access, Denial
@@ -50,7 +50,8 @@ class McpEndpoint:
     Answers are plain JSON, unless the client asked for progress and reads event streams.
     """
 
-    def __init__(self, server: Server[Any]) -> None:
+    def __init__(self, server: Server[Any], reactor: IReactorFDSet) -> None:
+        self._reactor = reactor
         self._plain, self._streaming = (
             StreamableHTTPSessionManager(
                 server, stateless=True, json_response=plain, max_request_body_size=limits.REQUEST_BODY
@@ -90,10 +91,10 @@ class McpEndpoint:
     async def answer(self, request: Request, body: bytes) -> bytes | None:
         """Answer one POST; bytes that are still to be written, None where all is done."""
         if body.lstrip()[:1] == b"[":
-            return _reply(request, 400, "application/json", _BATCH.model_dump_json(by_alias=True))
+            return reply(request, 400, "application/json", _BATCH.model_dump_json(by_alias=True))
         self._requests += 1
         try:
-            await asgi.answer(self._application(request, body), request, without_lone_surrogates(body))
+            await asgi.answer(self._application(request, body), request, without_lone_surrogates(body), self._reactor)
         finally:
             self._requests -= 1
             while self._idle and not self._requests:
@@ -112,6 +113,17 @@ class McpEndpoint:
         return application
 
 
+def show_refused(request: IRequest, failure: Failure) -> bytes:
+    """A path or method that is not served."""
+    error = failure.value
+    if not isinstance(error, HTTPException):
+        failure.raiseException()
+    for name, value in error.get_headers():
+        if name.lower() == "allow":
+            request.setHeader(b"allow", value.encode())
+    return reply(request, error.code or 500, "text/plain; charset=utf-8", f"{error.name}\n")
+
+
 @attrs.define(eq=False)
 class Web:
     """The routes."""
@@ -119,6 +131,8 @@ class Web:
     _runner: TaskRunner
     _mcp: McpEndpoint
     _version: str
+    _hyperhive: McpEndpoint | None = None
+    """Of the built-in harness, where it runs."""
 
     app = Klein()
 
@@ -126,22 +140,21 @@ class Web:
     async def mcp(self, request: Request) -> bytes | None:
         return await self._mcp.answer(request, read_body(request))
 
+    @app.route("/hyperhive/mcp", methods=["POST"])
+    async def hyperhive(self, request: Request) -> bytes | None:
+        if self._hyperhive is None:
+            raise NotFound
+        return await self._hyperhive.answer(request, read_body(request))
+
     @app.route("/healthz", methods=["GET"])
     def healthz(self, request: Request) -> bytes:
         running, pending = self._runner.load()
         health = {"status": "ok", "version": self._version, "running": running, "pending": pending}
-        return _reply(request, 200, "application/json", json.dumps(health))
+        return reply(request, 200, "application/json", json.dumps(health))
 
     @app.handle_errors(HTTPException)
     def refused(self, request: IRequest, failure: Failure) -> bytes:
-        """A path or method that is not served."""
-        error = failure.value
-        if not isinstance(error, HTTPException):
-            failure.raiseException()
-        for name, value in error.get_headers():
-            if name.lower() == "allow":
-                request.setHeader(b"allow", value.encode())
-        return _reply(request, error.code or 500, "text/plain; charset=utf-8", f"{error.name}\n")
+        return show_refused(request, failure)
 
 
 class Door(Resource):
@@ -165,7 +178,7 @@ class Door(Resource):
         if denial is None:
             rendered: bytes | int = self._inside.render(request)
             return rendered
-        return _reply(request, denial.code, "text/plain; charset=utf-8", f"{denial.sentence}\n")
+        return reply(request, denial.code, "text/plain; charset=utf-8", f"{denial.sentence}\n")
 
 
 class BoundedRequest(Request):
@@ -219,7 +232,8 @@ def read_body(request: Request) -> bytes:
     return b"" if request.content is None else bytes(request.content.read())
 
 
-def _reply(request: IRequest, code: int, content_type: str, text: str) -> bytes:
+def reply(request: IRequest, code: int, content_type: str, text: str) -> bytes:
+    """The body of an answer, whose status and headers are set."""
     body = text.encode()
     request.setResponseCode(code, _REASONS.get(code))
     request.setHeader(b"content-type", content_type.encode())

@@ -5,10 +5,11 @@ Rank 1: pure. Written to be short: an agent pays for each word, those of the too
 
 from __future__ import annotations
 
+import datetime
 from collections.abc import Iterable
 
 from hivebash import limits
-from hivebash.task import Cause, Exit, KillReport, Snapshot, State, Stream, Task
+from hivebash.task import Cause, Exit, KillReport, LooseEnd, Snapshot, State, Stream, Task, Todo
 
 INSTRUCTIONS = (
     "Runs shell commands in the background. `run` answers with the result if the command ends within wait_seconds, "
@@ -35,6 +36,46 @@ WAITING = "waiting for the task to end"
 KILL = "End a task and its processes. Returns at once; `status` shows the end."
 KILL_ID = "Task id."
 KILL_FORCE = "false: SIGINT, so that it can clean up. true: SIGKILL."
+
+
+HYPERHIVE_INSTRUCTIONS = (
+    "Loose ends are what you have to look at: tasks that ended, and those that go on. Cancel one once it is dealt with."
+)
+GET_LOOSE_ENDS = "All open loose ends, the oldest first."
+CANCEL_LOOSE_END = "Drop a loose end that is dealt with."
+CANCEL_KIND = "As get_loose_ends shows it."
+CANCEL_ID = "Its id."
+
+
+def loose_end_object(end: LooseEnd) -> dict[str, object]:
+    """One loose end in an answer."""
+    since = datetime.datetime.fromtimestamp(end.since, datetime.UTC)
+    return {
+        "id": end.id,
+        "kind": "todo",
+        "key": end.key,
+        "summary": end.todo.summary,
+        "detail": end.todo.detail,
+        "state": end.todo.state.value,
+        "since": since.isoformat(timespec="seconds"),
+    }
+
+
+def loose_ends_text(ends: Iterable[LooseEnd]) -> str:
+    """All loose ends for the model."""
+    return "\n".join(f"todo {end.id}: {end.todo.summary}\n{end.todo.detail}" for end in ends) or "No loose ends."
+
+
+def unknown_loose_end(number: int) -> str:
+    return f"There is no loose end todo {number}: get_loose_ends lists those that are open."
+
+
+def cancelled_loose_end(number: int) -> str:
+    return f"todo {number} is cancelled."
+
+
+def not_cancelled(why: str) -> str:
+    return f"The loose end was not cancelled, because that could not be written down: {why}."
 
 
 def reason(task: Task) -> str | None:
@@ -105,11 +146,30 @@ def started_text(snapshot: Snapshot, waited: float, *, capped: bool = False) -> 
         lines.append("It waits for a free slot: as many tasks as may run at once are running.")
     elif waited:
         lines.append(f"Still running after {number(waited)} s.")
+    lines.append("A todo will tell its end.")
     if capped:
         lines.append(_capped())
     if snapshot.stdout.size or snapshot.stderr.size:
         lines += _streams(snapshot)
     return "\n".join(lines)
+
+
+def todo(snapshot: Snapshot) -> Todo:
+    """What the harness is told: that the task goes on, or how it ended and where its output is."""
+    task = snapshot.task
+    if not task.state.final:
+        # The same for one that still is in the queue: nothing more is told when it leaves it.
+        return Todo(f"{task.id}: {State.RUNNING}", f"$ {_one_line(task.cmd)}", State.RUNNING)
+    parts = [f"{task.id}: {task.state}"]
+    if (why := reason(task)) is not None:
+        parts[0] += f" ({why})"
+    if (how := _exit(task.exit)) is not None:
+        parts.append(how)
+    lines = [f"$ {_one_line(task.cmd)}"]
+    lines += [f"Read({stream.path})" for stream in (snapshot.stdout, snapshot.stderr) if stream.size]
+    if len(lines) == 1 and not task.could_not_start:
+        lines.append(f"Read({snapshot.stdout.path}) (empty)")
+    return Todo(", ".join(parts), "\n".join(lines), task.state)
 
 
 def table_text(snapshots: Iterable[Snapshot], hidden: int) -> str:

@@ -10,14 +10,26 @@ import signal
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 import attrs
-from twisted.internet.defer import Deferred
+from twisted.internet.defer import Deferred, succeed
 from twisted.internet.task import Clock
 from zope.interface import implementer
 
-from hivebash.interfaces import CannotStart, IProcess, IProcesses, IReach, ISpool, ITaskStore, StoreError
+from hivebash.interfaces import (
+    CannotStart,
+    INotices,
+    IProcess,
+    IProcesses,
+    IReach,
+    IReceipt,
+    ISpool,
+    ITaskStore,
+    ITodoSink,
+    StoreError,
+)
+from hivebash.notices import Notices
 from hivebash.retention import Finished, Retention
 from hivebash.runner import TaskRunner
-from hivebash.task import Exit, Identity, Stream, Task
+from hivebash.task import Exit, Identity, Notice, Phase, Stream, Task, Todo
 
 BOOT = "boot-1"
 
@@ -37,6 +49,7 @@ class FakeProcess:
     stubborn: bool = False
     """Whether it lets every signal but SIGKILL pass."""
     released: bool = False
+    stdin: bytes = b""
 
     def release(self) -> None:
         if self.released or not self.ended.called:
@@ -69,13 +82,23 @@ class FakeMachine:
 
     # IProcesses
 
-    def spawn(self, words: Sequence[str], task_id: str, mark: str, stdout: int, stderr: int) -> FakeProcess:
+    def spawn(  # noqa: PLR0917 - the interface's order
+        self,
+        words: Sequence[str],
+        task_id: str | None,
+        mark: str,
+        stdout: int,
+        stderr: int,
+        stdin: int | None = None,
+    ) -> FakeProcess:
         os.fstat(stdout), os.fstat(stderr)
         if isinstance(self.trouble, Exception):
             raise self.trouble
         if self.trouble is not None:
             raise CannotStart(self.trouble)
         process = FakeProcess(self.new_identity(), mark, tuple(words))
+        if stdin is not None:
+            process.stdin = os.read(stdin, 1 << 20)
         self.processes.append(process)
         return process
 
@@ -199,7 +222,7 @@ class FakeSpool:
         self.contents.pop(task_id, None)
 
 
-@implementer(ITaskStore)
+@implementer(ITaskStore, INotices)
 class FakeStore:
     """Tasks in memory, with a disk that can be full. ``history``: every change; ``forgotten``: the ids of each call."""
 
@@ -211,6 +234,7 @@ class FakeStore:
         self.history: list[Task] = []
         self.forgotten: list[list[str]] = []
         self.full = False
+        self.notices: dict[str, Notice] = {}
 
     def add(self, task: Task) -> None:
         self._check()
@@ -222,8 +246,12 @@ class FakeStore:
         self.tasks[task.id] = task
         self.history.append(task)
 
-    def save(self, task: Task) -> None:
+    def save(self, task: Task, notice: Notice | None = None) -> None:
         self._check()
+        if task.state.final is not (notice is not None):
+            raise AssertionError("an end and its notice go together")
+        if notice is not None:
+            self.notices[notice.key] = notice
         old = self.tasks[task.id]
         if old.state.final and old != task:
             raise AssertionError(f"a final state changed: {old} to {task}")
@@ -261,8 +289,107 @@ class FakeStore:
         self._check()
         self.forgotten.append(list(task_ids))
         for task_id in self.forgotten[-1]:
-            del self.tasks[task_id]
+            task = self.tasks.pop(task_id)
             self.ends.remove(task_id)
+            notice = self.notices.get(task_id)
+            if notice is not None and notice.mark == task.mark and notice.phase in (Phase.SENT, Phase.REFUSED):
+                del self.notices[task_id]
+
+    def notice(self, key: str) -> Notice | None:
+        return self.notices.get(key)
+
+    def keep(self, notice: Notice) -> None:
+        self._check()
+        self.notices[notice.key] = notice
+
+    def drop(self, key: str) -> None:
+        self._check()
+        self.notices.pop(key, None)
+
+    def owed(self) -> Sequence[str]:
+        return [key for key, notice in self.notices.items() if notice.phase in (Phase.DUE, Phase.WITHDRAWN)]
+
+
+@attrs.define(eq=False)
+class Asked:
+    """One request to the harness."""
+
+    key: str
+    todo: Todo | None
+    """None: to remove it."""
+    answered: Deferred[None] = attrs.field(factory=Deferred)
+
+
+@implementer(ITodoSink)
+class FakeHarness:
+    """A harness whose answers are the test's. ``todos``: what it has."""
+
+    def __init__(self) -> None:
+        self.todos: dict[str, Todo] = {}
+        self.waiting: list[Asked] = []
+        self.requests: list[tuple[str, str | None]] = []
+        """Every request: the key, and the state put, None for a removal."""
+        self.watchers: list[Deferred[None]] = []
+
+    def put(self, key: str, todo: Todo) -> Deferred[None]:
+        return self._ask(Asked(key, todo))
+
+    def remove(self, key: str) -> Deferred[None]:
+        return self._ask(Asked(key, None))
+
+    def _ask(self, asked: Asked) -> Deferred[None]:
+        if any(other.key == asked.key for other in self.waiting):
+            raise AssertionError(f"two requests at once for {asked.key}")
+        self.waiting.append(asked)
+        self.requests.append((asked.key, None if asked.todo is None else asked.todo.state.value))
+        return asked.answered
+
+    def when_back(self) -> Deferred[None]:
+        watcher: Deferred[None] = Deferred(self.watchers.remove)
+        self.watchers.append(watcher)
+        return watcher
+
+    def close(self) -> Deferred[None]:
+        return succeed(None)
+
+    # What tests do.
+
+    def take(self, error: Exception | None = None, *, applied: bool | None = None) -> Asked:
+        """Answer the oldest request; it takes effect if it is answered well, or as ``applied`` says."""
+        asked = self.waiting.pop(0)
+        if applied if applied is not None else error is None:
+            if asked.todo is None:
+                self.todos.pop(asked.key, None)
+            else:
+                self.todos[asked.key] = asked.todo
+        if error is None:
+            asked.answered.callback(None)
+        else:
+            asked.answered.errback(error)
+        return asked
+
+    def take_all(self) -> None:
+        while self.waiting:
+            self.take()
+
+    def come_back(self) -> None:
+        self.watchers.pop(0).callback(None)
+
+
+@implementer(IReceipt)
+@attrs.define(eq=False)
+class FakeReceipt:
+    """An answer whose fate is the test's."""
+
+    asked: list[Deferred[bool]] = attrs.field(factory=list)
+
+    def written(self) -> Deferred[bool]:
+        self.asked.append(Deferred())
+        return self.asked[-1]
+
+    def settle(self, *, written: bool) -> None:
+        while self.asked:
+            self.asked.pop().callback(written)
 
 
 @attrs.define(eq=False)
@@ -276,15 +403,19 @@ class Bench:
     machine: FakeMachine = attrs.field(factory=FakeMachine)
     spool: FakeSpool = attrs.field(factory=FakeSpool)
     store: FakeStore = attrs.field(factory=FakeStore)
+    harness: FakeHarness = attrs.field(factory=FakeHarness)
     epoch: float = 1_700_000_000.0
     tokens: Iterator[int] = attrs.field(factory=itertools.count)
+    notices: Notices = attrs.field(init=False)
     runner: TaskRunner = attrs.field(init=False)
 
     def __attrs_post_init__(self) -> None:
         self.runner = self.new_runner()
+        self.notices.start()
 
     def new_runner(self) -> TaskRunner:
-        """A runner that finds what this bench's store and machine hold."""
+        """A runner that finds what this bench's store and machine hold, with notices that were not started yet."""
+        self.notices = Notices(clock=self.clock, chance=lambda: 1.0, outbox=self.store, harness=self.harness)
         return TaskRunner(
             clock=self.clock,
             now=lambda: self.epoch + self.clock.seconds(),
@@ -293,6 +424,7 @@ class Bench:
             reach=self.machine,
             spool=self.spool,
             store=self.store,
+            notices=self.notices,
             max_running=self.max_running,
             kill_grace=self.kill_grace,
             retention=self.retention,

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import socket
+import struct
 from typing import Any
 
 from twisted.internet import reactor
@@ -12,7 +14,8 @@ from twisted.trial.unittest import TestCase
 from twisted.web.resource import Resource
 from twisted.web.server import NOT_DONE_YET, Request, Site
 
-from hivebash import asgi
+from hivebash import asgi, limits
+from hivebash.interfaces import RECEIPT
 from tests.daemon import asynchronous, eventually, read_reply
 
 
@@ -26,13 +29,13 @@ class Mounted(Resource):
         self.application = application
 
     def render(self, request: Request) -> int:
-        answering = Deferred.fromCoroutine(asgi.answer(self.application, request, request.content.read()))
+        answering = Deferred.fromCoroutine(asgi.answer(self.application, request, request.content.read(), reactor))
         request.notifyFinish().addErrback(lambda _: answering.cancel())
         return NOT_DONE_YET
 
 
-class BridgeTests(TestCase):
-    """What applications see, and what becomes of their answers."""
+class BridgeCase(TestCase):
+    """A server on a port of its own, and connections to it."""
 
     timeout = 20
 
@@ -51,6 +54,10 @@ class BridgeTests(TestCase):
             with contextlib.suppress(OSError):
                 await writer.wait_closed()
             await asyncio.sleep(0)
+
+
+class BridgeTests(BridgeCase):
+    """What applications see, and what becomes of their answers."""
 
     @asynchronous
     async def test_scope(self) -> None:
@@ -146,3 +153,93 @@ class BridgeTests(TestCase):
         self.mount(application)
         async with self.sent(b"GET / HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n") as (reader, _):
             self.assertEqual((await read_reply(reader)).status, 500)
+
+
+class ReceiptTests(BridgeCase):
+    """Who asks for a receipt learns what became of the answer."""
+
+    fates: list[bool]
+
+    def application(self, *bodies: bytes, ask: bool = True) -> asgi.Application:
+        self.fates = []
+
+        async def application(scope: asgi.Message, receive: asgi.Receive, send: asgi.Send) -> None:
+            await receive()
+            if ask:
+                scope[RECEIPT].written().addCallback(self.fates.append)
+            length = str(sum(map(len, bodies))).encode()
+            await self.before_answer()
+            await send({"type": "http.response.start", "status": 200, "headers": [(b"content-length", length)]})
+            for body in bodies:
+                await send({"type": "http.response.body", "body": body, "more_body": True})
+            await send({"type": "http.response.body"})
+
+        return application
+
+    async def before_answer(self) -> None:
+        """What happens between the receipt and the answer."""
+
+    @asynchronous
+    async def test_written(self) -> None:
+        """An answer that was read was written, on a connection that is kept as on one that is closed."""
+        self.mount(self.application(b"one", b"two"))
+        for how in (b"", b"Connection: close\r\n"):
+            async with self.sent(b"GET / HTTP/1.1\r\nHost: x\r\n" + how + b"\r\n") as (reader, _):
+                self.assertTrue((await reader.readuntil(b"onetwo")).endswith(b"onetwo"))
+                await eventually(lambda: self.fates)
+            self.assertEqual(self.fates.pop(), True)
+
+    @asynchronous
+    async def test_left_before(self) -> None:
+        """An answer to a client that left was not written."""
+        left = asyncio.Event()
+
+        async def wait() -> None:
+            await left.wait()
+
+        self.before_answer = wait  # type: ignore[method-assign]
+        self.mount(self.application(b"x"))
+        async with self.sent(b"GET / HTTP/1.1\r\nHost: x\r\n\r\n"):
+            await asyncio.sleep(0)
+        await eventually(lambda: self.fates)
+        self.assertEqual(self.fates, [False])
+        left.set()
+
+    @asynchronous
+    async def test_left_unseen(self) -> None:
+        """A client that left in this very moment, so that nobody has noticed, is not told either."""
+
+        async def leave() -> None:
+            # With a linger of 0 it resets at once, and this turn of the loop goes on without having seen it.
+            raw.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+            raw.close()
+
+        self.before_answer = leave  # type: ignore[method-assign]
+        self.mount(self.application(b"x"))
+        raw = socket.create_connection(("127.0.0.1", self.listening.getHost().port))
+        raw.sendall(b"GET / HTTP/1.1\r\nHost: x\r\n\r\n")
+        await eventually(lambda: self.fates)
+        self.assertEqual(self.fates, [False])
+
+    @asynchronous
+    async def test_not_taken(self) -> None:
+        """What a client does not take counts as not written, after a while."""
+        self.patch(limits, "RECEIPT_PATIENCE", 0.05)
+        self.mount(self.application(b"x" * 30_000_000))
+        async with self.sent(b"GET / HTTP/1.1\r\nHost: x\r\n\r\n"):
+            await eventually(lambda: self.fates)
+        self.assertEqual(self.fates, [False])
+
+    @asynchronous
+    async def test_failed(self) -> None:
+        """An application that fails has told nothing."""
+
+        async def fail() -> None:
+            raise RuntimeError
+
+        self.before_answer = fail  # type: ignore[method-assign]
+        self.mount(self.application(b"x"))
+        async with self.sent(b"GET / HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n") as (reader, _):
+            self.assertEqual((await read_reply(reader)).status, 500)
+        self.assertEqual(self.fates, [False])
+        self.flushLoggedErrors(RuntimeError)

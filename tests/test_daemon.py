@@ -708,6 +708,7 @@ class LifeTests(DaemonCase):
             (["--listen", f"unix:{self.root}/{'x' * 108}"], "107"),
             (["--listen", "unix:/no/such/dir/socket"], "/no/such/dir"),
             (["--listen", f"unix:{afile}"], "else than a socket"),
+            (["--on-todo", "true", "--agent-socket", "/a"], "--on-todo"),
         ):
             self.assertIn(word, self.refused(*options), options)
         self.assertEqual(self.daemons, [])

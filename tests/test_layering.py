@@ -20,19 +20,35 @@ RANKS = {
     "wording": 1,
     "retention": 1,
     "interfaces": 2,
+    "database": 2,
     "ending": 2,
+    "notices": 2,
+    "turns": 2,
     "runner": 2,
     "process": 3,
     "reach": 3,
     "spool": 3,
     "store": 3,
+    "harness": 3,
+    "ledger": 3,
+    "loose_ends": 3,
     "tools": 3,
     "asgi": 4,
     "access": 4,
     "web": 4,
+    "todos": 4,
     "service": 5,
 }
-SAME_RANK = {(0, "limits"), (0, "task"), (2, "interfaces"), (2, "ending"), (4, "asgi"), (4, "access")}
+SAME_RANK = {
+    (0, "limits"),
+    (0, "task"),
+    (2, "interfaces"),
+    (2, "ending"),
+    (2, "notices"),
+    (4, "asgi"),
+    (4, "access"),
+    (4, "web"),
+}
 """What files of a rank may import of their own rank."""
 
 

@@ -23,12 +23,14 @@ from hivebash.requests import (
     Run,
     Status,
     Wait,
+    parse_cancel,
     parse_kill,
     parse_run,
     parse_status,
+    parse_todo,
     without_lone_surrogates,
 )
-from hivebash.task import valid_name
+from hivebash.task import State, Todo, valid_name
 
 RULES = settings(deadline=None, derandomize=True, database=None, max_examples=200)
 PARSERS: dict[str, tuple[Callable[[dict[str, Any]], object], tuple[str, ...], dict[str, Any]]] = {
@@ -234,6 +236,48 @@ class RefusedTests(RequestsCase):
         else:
             self.assertTrue(0 <= getattr(request, "wait", Wait(0)).seconds <= 30)
             self.assertTrue(0 <= (getattr(request, "timeout_secs", None) or 0) < math.inf)
+
+
+class HarnessTests(SynchronousTestCase):
+    """What comes to the built-in harness."""
+
+    def test_cancel(self) -> None:
+        """A kind and a whole number, which may come as text."""
+        for given_id in (7, "7", 7.0, "7.0"):
+            self.assertEqual(parse_cancel({"kind": "todo", "id": given_id}), 7)
+
+    @RULES
+    @given(st.dictionaries(st.sampled_from(["kind", "id"]) | st.text(max_size=3), JSON | st.just("todo")))
+    def test_any_cancel(self, arguments: dict[str, Any]) -> None:
+        """Whatever comes, there is an id or one sentence."""
+        try:
+            number = parse_cancel(arguments)
+        except Refusal as refusal:
+            self.assertRegex(str(refusal), rf"\A(?:{SENTENCE.pattern})\Z")
+        else:
+            self.assertGreaterEqual(number, 0)
+
+    @RULES
+    @given(st.dictionaries(st.sampled_from(["summary", "detail", "state"]), JSON) | JSON)
+    def test_any_todo(self, value: Any) -> None:
+        """Whatever comes, there is a todo or one sentence."""
+        body = json.dumps(value).encode()
+        try:
+            todo = parse_todo("a", body)
+        except Refusal:
+            pass
+        else:
+            self.assertEqual(
+                (todo.summary, todo.detail, todo.state), (value["summary"], value["detail"], value["state"])
+            )
+
+    def test_todo(self) -> None:
+        """A todo is three strings of a bounded length; more fields are passed over."""
+        most = "é" * limits.TODO_TEXT
+        value = {"summary": most, "detail": "d", "state": "timed_out", "more": 1}
+        self.assertEqual(parse_todo("a", json.dumps(value).encode()), Todo(most, "d", State.TIMED_OUT))
+        value["summary"] += "x"
+        self.assertIn("summary", str(self.assertRaises(Refusal, parse_todo, "a", json.dumps(value).encode())))
 
 
 class SurrogateTests(SynchronousTestCase):

@@ -10,11 +10,20 @@ from twisted.trial.unittest import SynchronousTestCase
 from zope.interface.verify import verifyObject
 
 from hivebash import limits
-from hivebash.interfaces import IProcess, IProcesses, IReach, ISpool, ITaskStore
+from hivebash.interfaces import (
+    INotices,
+    IProcess,
+    IProcesses,
+    IReach,
+    IReceipt,
+    ISpool,
+    ITaskStore,
+    ITodoSink,
+)
 from hivebash.requests import Kill, Refusal, Run, Wait
 from hivebash.retention import Retention
 from hivebash.task import Cause, Exit, Sent, Snapshot, State
-from tests.fakes import Bench, FakeProcess
+from tests.fakes import Bench, FakeProcess, FakeReceipt
 
 T = TypeVar("T")
 
@@ -57,6 +66,9 @@ class FakesTests(RunnerCase):
         verifyObject(IReach, self.machine)
         verifyObject(ISpool, self.bench.spool)
         verifyObject(ITaskStore, self.store)
+        verifyObject(INotices, self.store)
+        verifyObject(ITodoSink, self.bench.harness)
+        verifyObject(IReceipt, FakeReceipt())
         self.started()
         verifyObject(IProcess, self.machine.processes[0])
 

@@ -12,6 +12,10 @@ from hivebash.service import Options, default_state_dir, unix_arguments
 class OptionsTests(SynchronousTestCase):
     """What options mean."""
 
+    def setUp(self) -> None:
+        environment = {name: value for name, value in os.environ.items() if name != "HIVE_AGENT_SOCKET"}
+        self.patch(os, "environ", environment)
+
     def parse(self, *arguments: str) -> Options:
         options = Options()
         options.parseOptions(list(arguments))
@@ -41,6 +45,27 @@ class OptionsTests(SynchronousTestCase):
         self.assertEqual(options["state-dir"], os.path.abspath("a"))
         self.assertEqual(options["workdir"], os.path.dirname(os.getcwd()))
 
+    def test_harness(self) -> None:
+        """The agent's socket is an option or a variable; without either there is none."""
+        self.assertIsNone(self.parse()["agent-socket"])
+        self.patch(os, "environ", {**os.environ, "HIVE_AGENT_SOCKET": "/run/a.sock"})
+        self.assertEqual(self.parse()["agent-socket"], "/run/a.sock")
+        self.assertEqual(self.parse("--agent-socket", "b.sock")["agent-socket"], os.path.abspath("b.sock"))
+        self.assertIn("--on-todo", self.assertRaises(SystemExit, self.parse, "--on-todo", "true").code)
+        os.environ["HIVE_AGENT_SOCKET"] = ""
+        self.assertIsNone(self.parse()["agent-socket"])
+        self.assertEqual(self.parse("--on-todo", "true")["on-todo"], "true")
+
+    def test_long_socket(self) -> None:
+        """A path that no socket can have is a fault, also that of the built-in harness's."""
+        path = f"/{'x' * 107}"
+        for options in (("--agent-socket", path), ("--state-dir", path)):
+            fault = self.assertRaises(SystemExit, self.parse, *options).code
+            self.assertIn("107", fault)
+            self.assertIn(path, fault)
+        self.parse("--agent-socket", path[:107])
+        self.parse("--state-dir", path, "--agent-socket", "/a")
+
     def test_faults(self) -> None:
         """A fault ends the program with one line that names the option."""
         fault = self.assertRaises(SystemExit, self.parse, "--max-running", "-3")
@@ -52,6 +77,7 @@ class OptionsTests(SynchronousTestCase):
             ("--keep-days", ("x", "-0.1")),
             ("--env", ("=x", "NAME", "")),
             ("--allow-host", ("a:1", "http://a", "a b", "a/b", "[::1", "")),
+            ("--on-todo", ("", " ", "a\0b")),
             ("--no-such-option", ("x",)),
             ("extra", ("y",)),
         ):

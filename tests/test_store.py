@@ -8,6 +8,7 @@ import sqlite3
 import stat
 import subprocess
 import sys
+from typing import Any
 
 import attrs
 from hypothesis import given, settings
@@ -15,9 +16,9 @@ from hypothesis import strategies as st
 from twisted.trial.unittest import SynchronousTestCase
 from zope.interface.verify import verifyObject
 
-from hivebash.interfaces import ITaskStore, StoreError
+from hivebash.interfaces import INotices, ITaskStore, StoreError
 from hivebash.store import MIGRATIONS, TaskStore
-from hivebash.task import Cause, Exit, Identity, State, Task
+from hivebash.task import Cause, Exit, Identity, Notice, Phase, State, Task, Todo
 
 TIMES = st.floats(0, 1e12)
 IDENTITIES = st.builds(Identity, st.integers(1, 2**22), st.integers(0, 2**60), st.text(max_size=40))
@@ -38,6 +39,17 @@ TASKS = st.builds(
     cause=st.none() | st.sampled_from(Cause),
     detail=st.text(st.characters(exclude_categories=["Cs"])),
     left=st.lists(IDENTITIES, max_size=3).map(tuple),
+)
+
+TEXT = st.text(st.characters(exclude_categories=["Cs"]))
+NOTICES = st.builds(
+    Notice,
+    key=st.just("a"),
+    mark=TEXT,
+    todo=st.builds(Todo, TEXT, TEXT, st.sampled_from(State)),
+    phase=st.sampled_from(Phase),
+    exposed=st.booleans(),
+    problem=TEXT,
 )
 
 
@@ -65,6 +77,7 @@ class StoreTests(SynchronousTestCase):
     def test_interface(self) -> None:
         """It provides what it says, in a file for its owner alone."""
         verifyObject(ITaskStore, self.store)
+        verifyObject(INotices, self.store)
         self.assertEqual(stat.S_IMODE(os.stat(self.path).st_mode), 0o600)
 
     @settings(deadline=None, derandomize=True, database=None, max_examples=100)
@@ -120,6 +133,69 @@ class StoreTests(SynchronousTestCase):
         self.add("b")
         self.store.save(task)
         self.assertEqual(self.store.left_behind(), [task])
+
+    def notice(self, key: str, **more: Any) -> Notice:
+        return Notice(key, f"mark-{key}", Todo(f"{key}: done", "d", State.DONE), **more)
+
+    @settings(deadline=None, derandomize=True, database=None, max_examples=100)
+    @given(NOTICES)
+    def test_whole_notice(self, notice: Notice) -> None:
+        """Everything about a notice is as it was, also when it takes the place of another."""
+        self.store.keep(notice)
+        self.assertEqual(self.store.notice("a"), notice)
+        self.store.drop("a")
+        self.assertIsNone(self.store.notice("a"))
+        self.store.drop("a")
+
+    def test_end_with_notice(self) -> None:
+        """An end and its notice are written together, or neither is."""
+        task = self.add("a", State.RUNNING)
+        ended = attrs.evolve(task, state=State.DONE)
+        self.store._connection.execute(
+            "CREATE TEMP TRIGGER full BEFORE INSERT ON notice BEGIN SELECT RAISE(ABORT, 'disk full'); END"
+        )
+        refusal = self.assertRaises(StoreError, self.store.save, ended, self.notice("a"))
+        self.assertIn("disk full", str(refusal))
+        self.assertEqual(self.store.get("a"), task)
+        self.assertIsNone(self.store.notice("a"))
+        self.store._connection.execute("DROP TRIGGER full")
+        self.store.save(ended, self.notice("a"))
+        self.assertEqual((self.store.get("a"), self.store.notice("a")), (ended, self.notice("a")))
+
+    def test_owed(self) -> None:
+        """What is due or withdrawn is owed, the oldest first."""
+        for key, phase in (("b", Phase.DUE), ("a", Phase.WITHDRAWN), ("s", Phase.SENT), ("r", Phase.REFUSED)):
+            self.store.keep(self.notice(key, phase=phase))
+        self.store.keep(self.notice("b", problem="x"))
+        self.assertEqual(self.store.owed(), ["b", "a"])
+
+    def test_forget_notices(self) -> None:
+        """With a task its notice goes, unless somebody has to be told yet, or it is that of a later task."""
+        for key, phase in (("s", Phase.SENT), ("r", Phase.REFUSED), ("d", Phase.DUE), ("w", Phase.WITHDRAWN)):
+            self.add(key)
+            self.store.keep(self.notice(key, phase=phase))
+        self.add("o")
+        self.store.keep(attrs.evolve(self.notice("o", phase=Phase.SENT), mark="later"))
+        self.store.forget(["s", "r", "d", "w", "o"])
+        self.assertEqual([key for key in "srdwo" if self.store.notice(key)], ["d", "w", "o"])
+        self.assertEqual(self.store.finished(), 0)
+
+    def test_first_version(self) -> None:
+        """A file of the first version is brought up to date with all that is in it."""
+        path = os.path.abspath(f"{self.mktemp()}-first")
+        connection = sqlite3.connect(path)
+        connection.executescript(f"{MIGRATIONS[0]};PRAGMA user_version = 1")
+        connection.execute(
+            "INSERT INTO task (id, cmd, submitted_at, mark, state, detail, left_behind) VALUES "
+            "('a', 'true', 1, 'm', 'running', '', '[]')"
+        )
+        connection.commit()
+        connection.close()
+        store = TaskStore(path)
+        store.open()
+        self.addCleanup(store.close)
+        self.assertEqual([task.id for task in store.unfinished()], ["a"])
+        store.keep(self.notice("a"))
 
     def test_newer(self) -> None:
         """A file of a newer version is refused, naming both versions, and left as it is."""

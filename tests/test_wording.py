@@ -12,7 +12,19 @@ from hypothesis import strategies as st
 from twisted.trial.unittest import SynchronousTestCase
 
 from hivebash import limits, wording
-from hivebash.task import Cause, Exit, Identity, KillReport, Sent, Snapshot, State, Stream, Task
+from hivebash.task import (
+    Cause,
+    Exit,
+    Identity,
+    KillReport,
+    LooseEnd,
+    Sent,
+    Snapshot,
+    State,
+    Stream,
+    Task,
+    Todo,
+)
 
 RULES = settings(deadline=None, derandomize=True, database=None, max_examples=200)
 FIELDS = {
@@ -266,13 +278,79 @@ class StartedTextTests(SynchronousTestCase):
     def test_rest(self) -> None:
         """Then how long was waited, or that it waits for a slot, and the output there is."""
         for shot, waited, lines in [
-            (running(), 0, []),
-            (running(), 0.5, ["Still running after 0.5 s."]),
-            (running(out="x\n"), 3.0, ["Still running after 3 s.", "stdout:", "x"]),
-            (running(err="x\n"), 0, ["stderr:", "x"]),
+            (running(), 0, ["A todo will tell its end."]),
+            (running(), 0.5, ["Still running after 0.5 s.", "A todo will tell its end."]),
+            (running(out="x\n"), 3.0, ["Still running after 3 s.", "A todo will tell its end.", "stdout:", "x"]),
+            (running(err="x\n"), 0, ["A todo will tell its end.", "stderr:", "x"]),
         ]:
             self.assertEqual(wording.started_text(shot, waited).split("\n")[1:], lines)
-        self.assertRegex(wording.started_text(pending(), 3), r"\A.*\n.*waits for a free slot.*\Z")
+        self.assertRegex(
+            wording.started_text(pending(), 3), r"\A.*\n.*waits for a free slot.*\nA todo will tell its end\.\Z"
+        )
+
+
+class TodoTests(SynchronousTestCase):
+    """What the harness is told."""
+
+    def test_running(self) -> None:
+        """A task that goes on is running, also while it waits for a slot."""
+        for shot in (running(cmd="make\n  all"), pending(cmd="make\n  all")):
+            self.assertEqual(wording.todo(shot), Todo("a: running", "$ make all", State.RUNNING))
+
+    def test_ends(self) -> None:
+        """The summary has the id, the state and how it ended; the detail where the output is, both if both have any."""
+        out, err = "Read(/s/a.out)", "Read(/s/a.err)"
+        for shot, summary, rest in [
+            (snapshot("x"), "a: done, exit code 0", [out]),
+            (snapshot("", "x", exit=Exit(3)), "a: done, exit code 3", [err]),
+            (snapshot("x", "y", exit=Exit(signal=11)), "a: done, ended by SIGSEGV", [out, err]),
+            (snapshot(), "a: done, exit code 0", [f"{out} (empty)"]),
+            (
+                snapshot("x", state=State.KILLED, exit=Exit(signal=9), cause=Cause.KILL),
+                "a: killed (kill), ended by SIGKILL",
+                [out],
+            ),
+            (
+                snapshot("x", state=State.TIMED_OUT, exit=Exit(signal=15), cause=Cause.TIME_LIMIT, timeout_secs=2),
+                "a: timed_out (time limit of 2 s), ended by SIGTERM",
+                [out],
+            ),
+            (
+                snapshot("x", state=State.INTERRUPTED, exit=Exit(), cause=Cause.DAEMON_DIED),
+                "a: interrupted (daemon died)",
+                [out],
+            ),
+            (could_not_start(), "a: done (could not start: too long)", []),
+        ]:
+            todo = wording.todo(shot)
+            self.assertEqual((todo.summary, todo.state), (summary, shot.task.state))
+            self.assertEqual(todo.detail.split("\n"), ["$ true", *rest])
+
+
+class LooseEndTests(SynchronousTestCase):
+    """What the agent sees of its loose ends."""
+
+    def test_object(self) -> None:
+        """All fields, with the time as ISO 8601."""
+        end = LooseEnd(7, "a", Todo("a: done", "d", State.DONE), 86_400.0)
+        self.assertEqual(
+            wording.loose_end_object(end),
+            {
+                "id": 7,
+                "kind": "todo",
+                "key": "a",
+                "summary": "a: done",
+                "detail": "d",
+                "state": "done",
+                "since": "1970-01-02T00:00:00+00:00",
+            },
+        )
+
+    def test_text(self) -> None:
+        """Each with the kind and id that cancel it."""
+        self.assertEqual(wording.loose_ends_text([]), "No loose ends.")
+        end = LooseEnd(7, "a", Todo("a: done", "$ true", State.DONE), 0.0)
+        self.assertEqual(wording.loose_ends_text([end]), "todo 7: a: done\n$ true")
 
 
 class TableTests(SynchronousTestCase):
