@@ -7,55 +7,35 @@ and when it is cancelled the Deferred is.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Coroutine, Mapping
+from collections.abc import Coroutine, Mapping
 from typing import Any
 
 import attrs
-from mcp.server.context import ServerRequestContext
 from mcp.server.lowlevel import Server
-from mcp.shared.exceptions import MCPError
-from mcp_types import (
-    INVALID_PARAMS,
-    CallToolRequestParams,
-    CallToolResult,
-    ListToolsResult,
-    PaginatedRequestParams,
-    TextContent,
-    Tool,
-    ToolAnnotations,
-)
+from mcp_types import CallToolResult, Tool, ToolAnnotations
 from twisted.internet.defer import Deferred
-from twisted.logger import Logger
 
 from hivebash import limits, wording
 from hivebash.interfaces import RECEIPT, IReceipt
-from hivebash.requests import NAME_PATTERN, Refusal, parse_kill, parse_run, parse_status
+from hivebash.requests import NAME_PATTERN, Arguments, parse_kill, parse_run, parse_status
 from hivebash.runner import TaskRunner
 from hivebash.task import Snapshot, State
-
-_log = Logger()
+from hivebash.toolbox import Context, Schema, answer, object_schema, tool_server
 
 SERVER_NAME = "bash"
 
-_Schema = dict[str, Any]
-_Context = ServerRequestContext[Any, Any]
 
-
-def _object(properties: Mapping[str, _Schema], required: list[str]) -> _Schema:
-    return {"type": "object", "properties": properties, "required": required, "additionalProperties": False}
-
-
-def _text(description: str, **more: object) -> _Schema:
+def _text(description: str, **more: object) -> Schema:
     return {"type": "string", "description": description, **more}
 
 
-def _seconds(description: str) -> _Schema:
+def _seconds(description: str) -> Schema:
     return {"type": "number", "minimum": 0, "description": description}
 
 
-_INTEGER: _Schema = {"type": "integer", "minimum": 0}
-_STRING: _Schema = {"type": "string"}
-_FIELDS: dict[str, _Schema] = {
+_INTEGER: Schema = {"type": "integer", "minimum": 0}
+_STRING: Schema = {"type": "string"}
+_FIELDS: dict[str, Schema] = {
     "id": _STRING,
     "status": {"enum": [state.value for state in State]},
     "exit_code": {"type": ["integer", "null"]},
@@ -73,15 +53,15 @@ _FIELDS: dict[str, _Schema] = {
 }
 _IN_TABLE = [name for name in _FIELDS if not name.endswith("_tail")]
 
-_STATUS_OBJECT = _object(_FIELDS, list(_FIELDS))
-_ROW = _object({name: _FIELDS[name] for name in _IN_TABLE}, _IN_TABLE)
-_STATUS_OR_TABLE: _Schema = {
+_STATUS_OBJECT = object_schema(_FIELDS, list(_FIELDS))
+_ROW = object_schema({name: _FIELDS[name] for name in _IN_TABLE}, _IN_TABLE)
+_STATUS_OR_TABLE: Schema = {
     "type": "object",
     "properties": {**_FIELDS, "tasks": {"type": "array", "items": _ROW}},
     "anyOf": [{"required": list(_FIELDS)}, {"required": ["tasks"]}],
     "additionalProperties": False,
 }
-_KILL_OBJECT = _object(
+_KILL_OBJECT = object_schema(
     {name: _FIELDS[name] for name in ("id", "status", "signal", "processes")}, ["id", "status", "signal", "processes"]
 )
 
@@ -90,7 +70,7 @@ TOOLS = (
         name="run",
         title="Run a command",
         description=wording.RUN,
-        input_schema=_object(
+        input_schema=object_schema(
             {
                 "cmd": _text(wording.RUN_CMD),
                 "timeout_secs": _seconds(wording.RUN_TIMEOUT),
@@ -108,7 +88,7 @@ TOOLS = (
         name="status",
         title="Look at a task",
         description=wording.STATUS,
-        input_schema=_object({"id": _text(wording.STATUS_ID), "wait_seconds": _seconds(wording.STATUS_WAIT)}, []),
+        input_schema=object_schema({"id": _text(wording.STATUS_ID), "wait_seconds": _seconds(wording.STATUS_WAIT)}, []),
         output_schema=_STATUS_OR_TABLE,
         annotations=ToolAnnotations(read_only_hint=True, open_world_hint=False),
     ),
@@ -116,7 +96,7 @@ TOOLS = (
         name="kill",
         title="End a task",
         description=wording.KILL,
-        input_schema=_object(
+        input_schema=object_schema(
             {"id": _text(wording.KILL_ID), "force": {"type": "boolean", "description": wording.KILL_FORCE}}, ["id"]
         ),
         output_schema=_KILL_OBJECT,
@@ -135,53 +115,28 @@ class Tools:
 
     def server(self, version: str) -> Server[Any]:
         """The server object of the SDK."""
-        schemas = {tool.name: tool.input_schema for tool in TOOLS}
-        server: Server[Any] = Server(
+        return tool_server(
             SERVER_NAME,
             version=version,
             title="hivebash",
             instructions=wording.INSTRUCTIONS,
-            on_list_tools=self._list,
-            on_call_tool=self._call,
+            tools=TOOLS,
+            handlers={"run": self._run, "status": self._status, "kill": self._kill},
         )
-        # An SDK that knows it looks a schema up here; one that does not, or without it, lists the tools for each call.
-        server.get_tool_input_schema = schemas.get
-        return server
 
-    async def _list(self, context: _Context, params: PaginatedRequestParams | None) -> ListToolsResult:
-        return ListToolsResult(tools=list(TOOLS))
-
-    async def _call(self, context: _Context, params: CallToolRequestParams) -> CallToolResult:
-        calls: Mapping[str, Callable[[_Context, Mapping[str, object]], Awaitable[CallToolResult]]] = {
-            "run": self._run,
-            "status": self._status,
-            "kill": self._kill,
-        }
-        if params.name not in calls:
-            raise MCPError(INVALID_PARAMS, f"There is no tool {params.name!r}; there are {', '.join(calls)}.")
-        try:
-            return await calls[params.name](context, params.arguments or {})
-        except Refusal as refusal:
-            return _refused(str(refusal))
-        except Exception:  # noqa: BLE001 - the agent gets a sentence and the operator the trace
-            _log.failure("the tool {tool} failed", tool=params.name)
-            return _refused(wording.internal_error(params.name))
-
-    async def _run(self, context: _Context, arguments: Mapping[str, object]) -> CallToolResult:
+    async def _run(self, context: Context, arguments: Arguments) -> CallToolResult:
         request = parse_run(arguments)
         wait = request.wait
         snapshot = await _finish(context, self._runner.run(request, receipt_of(context)), wait.seconds)
         if snapshot.task.state.final:
             return _told(snapshot, capped=wait.capped)
-        return _answer(
-            wording.started_text(snapshot, wait.seconds, capped=wait.capped), wording.status_object(snapshot)
-        )
+        return answer(wording.started_text(snapshot, wait.seconds, capped=wait.capped), wording.status_object(snapshot))
 
-    async def _status(self, context: _Context, arguments: Mapping[str, object]) -> CallToolResult:
+    async def _status(self, context: Context, arguments: Arguments) -> CallToolResult:
         request = parse_status(arguments)
         if request.id is None:
             table = self._runner.table()
-            return _answer(
+            return answer(
                 wording.table_text(table.snapshots, table.hidden),
                 {"tasks": [wording.status_object(snapshot) for snapshot in table.snapshots]},
             )
@@ -189,18 +144,18 @@ class Tools:
         snapshot = await _finish(context, observing, request.wait.seconds)
         return _told(snapshot, capped=request.wait.capped)
 
-    async def _kill(self, context: _Context, arguments: Mapping[str, object]) -> CallToolResult:
+    async def _kill(self, context: Context, arguments: Arguments) -> CallToolResult:
         report = self._runner.kill(parse_kill(arguments))
-        return _answer(wording.kill_text(report, self._runner.kill_grace), wording.kill_object(report))
+        return answer(wording.kill_text(report, self._runner.kill_grace), wording.kill_object(report))
 
 
-def receipt_of(context: _Context) -> IReceipt | None:
+def receipt_of(context: Context) -> IReceipt | None:
     """What will become of the answer, where the transport can tell."""
     scope: Mapping[str, Any] = getattr(context.request, "scope", {})
     return scope.get(RECEIPT)
 
 
-async def _finish(context: _Context, waiting: Coroutine[Deferred[Any], Any, Snapshot], seconds: float) -> Snapshot:
+async def _finish(context: Context, waiting: Coroutine[Deferred[Any], Any, Snapshot], seconds: float) -> Snapshot:
     """The result of what the runner does, with a sign of life each second for a client that asked for one."""
     future = Deferred.fromCoroutine(waiting).asFuture(asyncio.get_running_loop())
     try:
@@ -216,23 +171,13 @@ async def _finish(context: _Context, waiting: Coroutine[Deferred[Any], Any, Snap
         future.cancel()
 
 
-def _wants_progress(context: _Context) -> bool:
+def _wants_progress(context: Context) -> bool:
     return context.meta is not None and context.meta.get("progress_token") is not None
 
 
 def _told(snapshot: Snapshot, *, capped: bool) -> CallToolResult:
-    return _answer(
+    return answer(
         wording.status_text(snapshot, capped=capped),
         wording.status_object(snapshot),
         is_error=snapshot.task.could_not_start,
     )
-
-
-def _answer(text: str, structured: Mapping[str, object], *, is_error: bool = False) -> CallToolResult:
-    return CallToolResult(
-        content=[TextContent(type="text", text=text)], structured_content=dict(structured), is_error=is_error
-    )
-
-
-def _refused(text: str) -> CallToolResult:
-    return CallToolResult(content=[TextContent(type="text", text=text)], is_error=True)

@@ -23,6 +23,7 @@ RANKS = {
     "database": 2,
     "ending": 2,
     "notices": 2,
+    "toolbox": 2,
     "turns": 2,
     "runner": 2,
     "process": 3,
